@@ -31341,16 +31341,23 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 // =====================================================================================================
 // >>impl-cuda-fusion   patterns of nodes that one launch computes; the order in which a plan runs nodes
 // =====================================================================================================
-// A pattern looks at the nodes from one on, leaving out those that nothing runs for, and says how many of them it takes.
-// What holds for all: a result that is not written is read once, by the group; it is nobody's output, and no view, so that
-// its memory is its own. What is written overlaps nothing that the group reads, because the allocator's promise holds
-// for one node at a time; except where every element, or every row, is read by the threads that then overwrite it.
+// A pattern is a list of rows, one per node: its operation, the source that is the previous node, and what else it needs. From each
+// node on, the nodes of a plan are compared with the patterns in the order of their table; nodes that nothing runs for are left out.
+// A row that does not fit is logged as a debug message, so that a missed fusion can be explained.
+// For all patterns: a result that is not written is read once, by the group. It is no output, and no view, so that its memory is its
+// own. A result that is written overlaps nothing that the group reads, because the allocator's promise holds for one node at a time.
+// The exception is an element, or a row, that is read by the threads that then overwrite it.
 
-enum { GCUDAI_CUDA_WINDOW = 16 }; // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
+enum {
+    GCUDAI_CUDA_WINDOW = 16, // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
+    GCUDAI_CUDA_ROWS = 9,    // of a pattern
+    GCUDAI_CUDA_NEEDS = 6    // of a row
+};
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
+    const char * pattern; // that is being compared, in log messages; NULL: none are wanted
     bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
     int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
@@ -31361,11 +31368,28 @@ struct gcudai_cuda_window {
 struct gcudai_cuda_products {
     enum gcuda_mul_mat_path path;
     int n; // of the group; 0: one product
-    bool has_epilogue;
-    struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+    bool has_epilogue, has_experts;
+    union {
+        struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+        struct gcuda_mul_mat_id_args experts; // has_experts
+    } of;
     struct gcuda_mul_mat_epilogue epilogue;
     size_t scratch_bytes;
     void * scratch;
+};
+
+// The launch of a pattern, and which of the arguments it fills.
+enum gcudai_cuda_pattern_kind {
+    GCUDAI_CUDA_FUSED_LAST_NODE, // op, for the last node's launcher
+    GCUDAI_CUDA_FUSED_HADAMARD,  // op
+    GCUDAI_CUDA_FUSED_SSM_CONV,  // op
+    GCUDAI_CUDA_FUSED_CHAIN,
+    GCUDAI_CUDA_FUSED_NORM, // may leave its result in an activation layout
+    GCUDAI_CUDA_FUSED_NORM_PRODUCT, // its norm writes floats
+    GCUDAI_CUDA_FUSED_ROPE_SET,
+    GCUDAI_CUDA_FUSED_ROUTE,
+    GCUDAI_CUDA_FUSED_PRODUCTS,
+    GCUDAI_CUDA_FUSED_GLU_PRODUCT // glu, products
 };
 
 union gcudai_cuda_fused {
@@ -31377,36 +31401,23 @@ union gcudai_cuda_fused {
     struct gcuda_route_args route;
     struct gcudai_cuda_products products;
     struct {
-        struct gcuda_mul_mat_id_args args;
-        struct gcuda_mul_mat_epilogue epilogue;
-    } mul_mat_id;
-    struct {
-        struct gcudai_cuda_products products; // one; its scratch begins with the activations
+        struct gcudai_cuda_products products; // first: one product; its scratch begins with the activations
         struct gcuda_glu_args glu;
     } glu_mul_mat;
-};
-
-// What the rest of a plan has to know of a pattern.
-enum gcudai_cuda_pattern_kind {
-    GCUDAI_CUDA_FUSED_OTHER,
-    GCUDAI_CUDA_FUSED_NORM,    // args.norm_mul, which may leave its result in a layout of products
-    GCUDAI_CUDA_FUSED_NORM_PRODUCT, // args.norm_product, whose norm writes floats
-    GCUDAI_CUDA_FUSED_PRODUCTS // args.products
-};
-
-struct gcudai_cuda_pattern {
-    const char * name;
-    int (*match)(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args); // nodes taken; 0: it does not fit
-    gcuda_status (*run)(const union gcudai_cuda_fused * args, gcuda_stream stream); // NULL: the last node's launcher
-    void ** (*scratch)(union gcudai_cuda_fused * args, size_t * n_bytes); // where its address goes; NULL: there is none
-    enum gcudai_cuda_pattern_kind kind;
-    enum gcuda_op first[3]; // operations that it may begin with; all NONE: any
 };
 
 // ---- what may be fused ----
 
 static bool gcudai_cuda_is_op(const struct gcudai_cuda_window * w, int i, enum gcuda_op op) {
     return i < w->n && w->node[i]->op == op;
+}
+
+// Passes `fits` on. If it is false, logs why the window's nodes are not fused: what is wrong with node i.
+static bool gcudai_cuda_need(const struct gcudai_cuda_window * w, int i, bool fits, const char * what) {
+    if (!fits && w->pattern != NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "fusion: %s: node %d (%s '%s') %s", w->pattern, i, gcudai_op_lower(w->node[i]->op), w->node[i]->name, what);
+    }
+    return fits;
 }
 
 // A tensor that is seen needs not be written.
@@ -31420,174 +31431,569 @@ static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
     return gcudai_cuda_is_inner_at(w->look, w->at[i]) && w->node[i]->view_src == NULL;
 }
 
-// The one of a node's two operands that is not `value`; NULL: neither or both are.
-static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor * y, const struct gcuda_tensor * value) {
-    return y->src[0] == value && y->src[1] != value   ? y->src[1]
-           : y->src[1] == value && y->src[0] != value ? y->src[0]
-                                                      : NULL;
+// How often tensor t is read; -1: it is a result, or no node of the graph.
+static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
+    const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
+    return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
 }
 
-// The same as the launchers ask before they read sixteen bytes at once.
+// The one of a node's two operands that is not `value`; NULL: neither or both are.
+static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor * y, const struct gcuda_tensor * value) {
+    const bool is_first = y->src[0] == value, is_second = y->src[1] == value;
+    return is_first == is_second ? NULL : y->src[is_first ? 1 : 0];
+}
+
+// The launchers need this before they read 16 bytes at once.
 static bool gcudai_cuda_is_wide(const struct gcuda_tensor * t) {
     uintptr_t bits = (uintptr_t) t->data;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
     return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
 }
 
+// Of NULL with anything: false.
 static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    if (a == NULL || b == NULL) { return false; }
     const uintptr_t a0 = (uintptr_t) a->data, b0 = (uintptr_t) b->data;
     return a0 < b0 + gcuda_nbytes(b) && b0 < a0 + gcuda_nbytes(a);
 }
 
-// y may be written while the first n nodes of the window are computed. A source that lies exactly where y does is
-// overwritten element by element, or row by row.
-static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * y, bool in_place) {
-    for (int i = 0; i < n; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const struct gcuda_tensor * src = w->node[i]->src[k];
-            bool is_of_group = false;
-            if (src == NULL) { continue; } // later sources may exist
-            for (int j = 0; j < i; ++j) { is_of_group = is_of_group || src == w->node[j]; }
-            const bool is_same = in_place && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
-            if (!is_of_group && !is_same && gcudai_cuda_overlap(src, y)) { return false; }
-        }
-    }
-    return true;
+static bool gcudai_cuda_is_same_memory(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return a->data == b->data && a->type == b->type && gcudai_same_layout(a, b);
 }
 
-// ---- rms_norm + mul, with an addition before, or behind, or neither ----
+// A tensor that none of the window's first n nodes computes.
+static bool gcudai_cuda_is_from_outside(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * t) {
+    int i = 0;
+    while (i < n && w->node[i] != t) { ++i; }
+    return i == n;
+}
+
+// y may be written while the first n nodes of the window are computed. A source in exactly y's place is overwritten element by
+// element, or row by row.
+static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * y, bool in_place) {
+    bool may = true;
+    for (int i = 0; i < n * GCUDA_MAX_SRC && may; ++i) {
+        const struct gcuda_tensor * src = w->node[i / GCUDA_MAX_SRC]->src[i % GCUDA_MAX_SRC];
+        if (!gcudai_cuda_overlap(src, y) || (in_place && gcudai_cuda_is_same_memory(src, y))) { continue; }
+        may = !gcudai_cuda_is_from_outside(w, i / GCUDA_MAX_SRC, src);
+    }
+    return gcudai_cuda_need(w, n - 1, may, "is written where a node of the group still reads");
+}
+
+// The window from its node `first` on, for a pattern within another.
+static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cuda_window * w, int first) {
+    struct gcudai_cuda_window rest = *w;
+    rest.pattern = NULL;
+    rest.n = w->n - first;
+    memmove(rest.at, rest.at + first, (size_t) rest.n * sizeof(*rest.at));
+    memmove(rest.place, rest.place + first, (size_t) rest.n * sizeof(*rest.place));
+    memmove(rest.node, (const void *) (rest.node + first), (size_t) rest.n * sizeof(*rest.node));
+    return rest;
+}
 
 // An operand that repeats rows of n floats.
 static bool gcudai_cuda_is_row_operand(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
     return t != NULL && t->type == GCUDA_TYPE_F32 && t->ne[0] == y->ne[0] && t->nb[0] == sizeof(float) && gcuda_can_repeat(t, y);
 }
 
-// MUL or ADD of node i - 1 and something that repeats rows, of the same shape as that node.
-static const struct gcuda_tensor * gcudai_cuda_row_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op) {
-    if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, i - 1)) { return NULL; }
-    const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[i - 1]);
-    return y->type == GCUDA_TYPE_F32 && y->nb[0] == sizeof(float) && gcuda_are_same_shape(y, w->node[i - 1]) &&
-                   gcudai_cuda_is_row_operand(other, y)
-               ? other
-               : NULL;
+// An F32 array that repeats over y with sizes of 1 or y's.
+static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    bool is_so = t != NULL && t->type == GCUDA_TYPE_F32;
+    for (int d = 0; d < GCUDA_MAX_DIMS && is_so; ++d) { is_so = t->ne[d] == 1 || t->ne[d] == y->ne[d]; }
+    return is_so;
 }
 
-// From the norm at node i on, whose source is x before and behind what may come in front; nodes taken in all.
-static int gcudai_cuda_match_norm_mul(
-    const struct gcudai_cuda_window * w, int i, const struct gcuda_tensor * sum, struct gcuda_norm_mul_args * p) {
-    const struct gcuda_tensor * norm = w->node[i], * weight = gcudai_cuda_row_operand(w, i + 1, GCUDA_OP_MUL);
-    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous_rows(norm->src[0]) ||
-        norm->ne[0] > GCUDA_NORM_MUL_MAX) {
-        return 0;
+static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
+    gcudai_mul_mat_args(t, &op);
+    return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
+}
+
+// Softmax with no factor, mask or sinks.
+static bool gcudai_cuda_is_plain_soft_max(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    gcudai_soft_max_args(t, &op);
+    return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL && op.soft_max.sinks.data == NULL;
+}
+
+static bool gcudai_cuda_is_unary(const struct gcuda_tensor * t, enum gcuda_unary_op op) {
+    return t->op == GCUDA_OP_UNARY && gcuda_get_unary_op(t) == op;
+}
+
+// ---- matching ----
+
+enum gcudai_cuda_reads { // which source of a row's node is the previous node of the group
+    GCUDAI_CUDA_READS_ANY,    // the row's needs say
+    GCUDAI_CUDA_READS_FIRST,
+    GCUDAI_CUDA_READS_EITHER, // one of the first two, not both
+    GCUDAI_CUDA_READS_ALL     // the first one, or a packed view of all of it; nothing else reads either
+};
+
+struct gcudai_cuda_match {
+    const struct gcudai_cuda_window * w;
+    int most;                   // nodes that it may take
+    int n;                      // nodes taken
+    int at[GCUDAI_CUDA_ROWS];   // the window's node of each row; -1: left out
+    const struct gcuda_tensor * x[GCUDAI_CUDA_ROWS]; // the other operand of each row's node
+};
+
+static const struct gcuda_tensor * gcudai_cuda_of_row(const struct gcudai_cuda_match * m, int row) {
+    return m->at[row] >= 0 ? m->w->node[m->at[row]] : NULL;
+}
+
+// Needs of rows. y: its node, number i of the window; v: the previous node, or y's first source; x: y's other operand, or NULL.
+//    name, what is wrong where it does not hold, condition
+// clang-format off
+#define GCUDAI_CUDA_RULES(X)                                                                                                            \
+    X(F32,        "is not F32",                                        y->type == GCUDA_TYPE_F32)                                       \
+    X(OWN,        "is a view",                                         y->view_src == NULL)                                             \
+    X(UNIT,       "has elements that are not next to each other",      y->nb[0] == sizeof(float))                                       \
+    X(PACKED,     "is not contiguous",                                 gcuda_is_contiguous(y))                                          \
+    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_wide(y))                                          \
+    X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))                               \
+    X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                                   \
+    X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->look, m->w->at[i]) == 2)                \
+    X(SAME,       "has another shape than its operand",                gcuda_are_same_shape(y, v))                                      \
+    X(NO_SHIFT,   "adds something",                                    gcudai_param_f32(y, 1) == 0.0f)                                  \
+    X(SILU,       "is not SiLU",                                       gcudai_cuda_is_unary(y, GCUDA_UNARY_OP_SILU))                    \
+    X(V_F32,      "reads something else than F32",                     v->type == GCUDA_TYPE_F32)                                       \
+    X(V_UNIT,     "reads elements that are not next to each other",    v->nb[0] == sizeof(float))                                       \
+    X(V_PACKED,   "reads something that is not contiguous",            gcuda_is_contiguous(v))                                          \
+    X(V_ROWS,     "reads rows that are not contiguous",                gcuda_is_contiguous_rows(v))                                     \
+    X(V_ALIGNED,  "is aligned otherwise than what it reads",           gcudai_cuda_is_wide(v) == gcudai_cuda_is_wide(y))                \
+    X(X_F32,      "has another operand that is not F32",               x->type == GCUDA_TYPE_F32)                                       \
+    X(X_SAME,     "has another operand of another shape",              gcuda_are_same_shape(x, y))                                      \
+    X(X_ROWS,     "has another operand that does not repeat F32 rows", gcudai_cuda_is_row_operand(x, y))                                \
+    X(X_ONE_ROW,  "has another operand of several rows",               gcuda_nrows(x) == 1)                                             \
+    X(X_REPEATS,  "has another operand that does not repeat",          gcudai_cuda_repeats(x, y))                                       \
+    X(SHORT,      "has rows that are too long",                        y->ne[0] <= GCUDA_NORM_MUL_MAX)                                  \
+    X(PARTS,      "is no sum of parts of one tensor",                  gcudai_cuda_is_of_parts(y))                                      \
+    X(NEXT_PART,  "does not add the next part",                        gcudai_cuda_is_next_part(m, i))                                  \
+    X(EXACT,      "rounds more often than one launch would",           !m->w->is_strict || gcudai_cuda_is_exact_soft_max(y))            \
+    X(HADAMARD,   "is no Hadamard transform",                          gcudai_cuda_is_hadamard(y))                                      \
+    X(GATE,       "is neither plain softmax nor sigmoid",              gcudai_cuda_is_routing_gate(y))                                  \
+    X(SOFT_MAX,   "has a factor, a mask or sinks",                     gcudai_cuda_is_plain_soft_max(y))                                \
+    X(DESCENDING, "is not descending",                                 gcudai_param_i32(y, 0) == GCUDA_SORT_ORDER_DESC)                 \
+    X(IDS,        "does not read the first ids of the order alone",    gcudai_cuda_chooses_ids(m, i))                                   \
+    X(PROBS,      "does not read the values that were sorted",         gcudai_cuda_reads_probs(m, i))                                   \
+    X(OF_CHOSEN,  "has another shape than the weights",                gcudai_cuda_has_rows_of(y, v))                                   \
+    X(CHOSEN_SUM, "is no sum of the weights",                          gcudai_cuda_is_sum_of_chosen(m, i))                              \
+    X(NO_LIMIT,   "has an upper limit",                                gcudai_param_f32(y, 1) == INFINITY)                              \
+    X(IN_PLACE,   "is a view of something else",                       y->view_src == NULL || y->view_src == v)                         \
+    X(CHOSEN_DIV, "does not divide the weights by their sum",          gcudai_cuda_divides_chosen(m, i))                                \
+    X(PATH,       "is on a path without an epilogue",                  gcudai_cuda_is_path_with_epilogue(m->w, i))                      \
+    X(BIAS,       "is no bias of the product",                         gcudai_cuda_is_bias(y, v))                                       \
+    X(VEC,        "is not on path VEC, as the first product",          gcudai_cuda_is_product(m->w, 0) && gcudai_cuda_is_product(m->w, i)) \
+    X(PAIR,       "has other weights or activations than the first",   gcudai_cuda_has_pair_weights(m->w->node[0], y))                  \
+    X(PARAMS,     "has other parameters than the first product",       gcudai_cuda_has_pair_params(m->w->node[0], y))                   \
+    X(ONE_COLUMN, "has more than one column",                          gcudai_cuda_is_one_column(m->w->node[0]))                        \
+    X(BIASES,     "has a bias on one side alone",                      gcudai_cuda_has_both_biases(m))                                  \
+    X(GATES,      "does not read both products, or is not alone",      gcudai_cuda_gates_products(m, i))                                \
+    X(UNGATED,    "comes after a gate",                                m->at[GCUDAI_CUDA_GATE] < 0)                                     \
+    X(ACTIVATION, "is no activation that a gate has",                  gcudai_cuda_gate_of(gcuda_get_unary_op(y)) != GCUDA_GLU_OP_COUNT)
+// clang-format on
+#define X(name, text, condition) GCUDAI_NEED_##name,
+enum gcudai_cuda_rule { GCUDAI_NEED_NOTHING, GCUDAI_CUDA_RULES(X) };
+#undef X
+
+// A node of a pattern. n_optional: rows from this one on that are left out together if one of them does not fit; 0: it is needed.
+struct gcudai_cuda_row {
+    enum gcuda_op op[2]; // one of them; GCUDA_OP_NONE: no second one
+    enum gcudai_cuda_reads reads; // of the first row: ANY
+    int n_optional;
+    bool is_repeated; // any number of times, or never
+    uint8_t needs[GCUDAI_CUDA_NEEDS]; // enum gcudai_cuda_rule
+};
+
+// ---- what rows need: sums of parts, routing ----
+
+// Views of one tensor, added in order, as experts' results are.
+static bool gcudai_cuda_is_part(const struct gcuda_tensor * t, const struct gcuda_tensor * first, size_t at) {
+    return t->op == GCUDA_OP_VIEW && t->view_src == first->view_src && t->view_offs == at && gcuda_are_same_shape(t, first);
+}
+
+static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) && gcuda_nrows(a) == 1 &&
+           gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b);
+}
+
+static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
+    const struct gcuda_tensor * a = m->w->node[0]->src[0], * b = m->w->node[0]->src[1];
+    return gcudai_cuda_is_part(m->w->node[i]->src[1], a, a->view_offs + (size_t) (i + 1) * (b->view_offs - a->view_offs));
+}
+
+// Softmax of a factor rounds as often in one launch if it has neither a factor nor a mask itself.
+static bool gcudai_cuda_is_exact_soft_max(const struct gcuda_tensor * t) {
+    union gcudai_args op;
+    gcudai_soft_max_args(t, &op);
+    return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL;
+}
+
+static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
+    return t->op == GCUDA_OP_SOFT_MAX ? gcudai_cuda_is_plain_soft_max(t) : gcudai_cuda_is_unary(t, GCUDA_UNARY_OP_SIGMOID);
+}
+
+// get_rows at node i reads the first ids of each row that argsort leaves at node i - 1. No other view shows more of the order.
+static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
+    const struct gcuda_tensor * order = m->w->node[i - 1], * ids = m->w->node[i]->src[1];
+    bool is_alone = ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0;
+    for (int k = 0; k < m->w->look->n_nodes && is_alone; ++k) {
+        const struct gcuda_tensor * t = m->w->look->seen[k].tensor;
+        is_alone = t->view_src != order || t == ids;
     }
-    const struct gcuda_tensor * bias = gcudai_cuda_row_operand(w, i + 2, GCUDA_OP_ADD);
-    for (int n = i + (bias != NULL ? 3 : 2); n >= i + 2; --n) {
-        const struct gcuda_tensor * y = w->node[n - 1];
-        const bool has_sum = sum != NULL && !gcudai_cuda_is_inner(w, 0);
-        const bool is_as_before = gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm); // or sums have another order
-        const bool is_now = gcudai_cuda_is_wide(sum != NULL ? sum->src[0] : norm->src[0]) && gcudai_cuda_is_wide(y) &&
-                            (!has_sum || gcudai_cuda_is_wide(sum));
-        if (is_as_before != is_now || !gcudai_cuda_may_write(w, n, y, true) ||
-            (has_sum && (!gcudai_cuda_may_write(w, n, sum, true) || gcudai_cuda_overlap(sum, y)))) {
+    return is_alone && ids->ne[1] == order->ne[1] && ids->nb[1] == order->nb[1] && ids->ne[2] * ids->ne[3] == 1 && ids->ne[0] <= 32;
+}
+
+// t has one element per row, so that get_rows chooses among the elements of `from`.
+static bool gcudai_cuda_is_column_of(const struct gcuda_tensor * t, const struct gcuda_tensor * from) {
+    return t->op == GCUDA_OP_RESHAPE && t->src[0] == from && t->view_src == (from->view_src ? from->view_src : from) && t->ne[0] == 1 &&
+           t->ne[1] == from->ne[0] && t->ne[2] == from->ne[1];
+}
+
+// get_rows at node i reads the probabilities; or the logits, where softmax comes last.
+static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
+    const struct gcuda_tensor * first = m->w->node[0];
+    const bool is_late = first->op == GCUDA_OP_ARGSORT;
+    const struct gcuda_tensor * from = is_late ? first->src[0] : first;
+    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->look, m->w->look->seen[m->w->at[i]].shape.src[0]) == 1;
+    return is_alone && gcudai_cuda_is_column_of(m->w->node[i]->src[0], from) && gcuda_is_contiguous(from) &&
+           from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
+}
+
+// Source k of the window's node i is `value` itself or a packed view of all of it. Readers of the view go to n_uses, which
+// are -1 for a view that is a result.
+static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, const struct gcuda_tensor * value, int * n_uses) {
+    const struct gcuda_tensor * t = w->node[i]->src[k];
+    *n_uses = 0;
+    if (t == value) { return true; }
+    *n_uses = gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i]].shape.src[k]);
+    return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
+}
+
+// [1, used, tokens] as rows of `used` weights.
+static bool gcudai_cuda_has_rows_of(const struct gcuda_tensor * t, const struct gcuda_tensor * chosen) {
+    return t->ne[0] == chosen->ne[1] && t->ne[1] == chosen->ne[2];
+}
+
+static bool gcudai_cuda_is_sum_of_chosen(const struct gcudai_cuda_match * m, int i) {
+    const struct gcuda_tensor * chosen = m->w->node[i - 1];
+    int n_uses;
+    return gcudai_cuda_is_all_of(m->w, i, 0, chosen, &n_uses) && gcudai_cuda_has_rows_of(m->w->node[i]->src[0], chosen);
+}
+
+// The weights are read by the sum and the division alone, through one view or two.
+static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i) {
+    const struct gcudai_cuda_window * w = m->w;
+    const struct gcudai_cuda_look * look = w->look;
+    const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(look, w->at[sum - 1]);
+    const bool is_one_view = look->seen[w->at[sum]].shape.src[0] == look->seen[w->at[i]].shape.src[0];
+    int n_sum = 0, n_div = 0;
+    const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
+    const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
+    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_is_inner_at(look, w->at[i - 1]) &&
+           gcuda_are_same_shape(w->node[i], w->node[sum]->src[0]);
+}
+
+// ---- what rows need: products ----
+
+enum { // rows of a product's pattern
+    GCUDAI_CUDA_PRODUCT, GCUDAI_CUDA_BIAS, GCUDAI_CUDA_SECOND, GCUDAI_CUDA_SECOND_BIAS, GCUDAI_CUDA_GATE, GCUDAI_CUDA_ACTIVATION,
+    GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL
+};
+
+static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
+    return &w->look->seen[w->at[i]].choice;
+}
+
+// A product on path VEC that takes an epilogue.
+static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
+    if (i >= w->n || !gcudai_is_product(w->node[i]->op)) { return false; }
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    return choice->path == GCUDAI_CUDA_MM_VEC && choice->takes_epilogue && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
+}
+
+// The path of many columns with an epilogue, where that gains; else PLAIN. WGMMA gains where k is split: on an H200, an epilogue in the
+// kernel that adds the partial results takes 1 to 3 us. A chain after it takes 13 to 15 us (Q4_0, 4096 x 14336, 512 columns).
+static enum gcudai_cuda_mm_path gcudai_cuda_steps_path(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return GCUDAI_CUDA_MM_PLAIN; }
+    const struct gcuda_tensor * y = w->node[i];
+    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
+    const bool pays = choice->path == GCUDAI_CUDA_MM_WGMMA ? choice->layout.n_splits > 1 : choice->path == GCUDAI_CUDA_MM_TILE;
+    const bool may = y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1;
+    return may && pays && choice->takes_epilogue ? choice->path : GCUDAI_CUDA_MM_PLAIN;
+}
+
+static bool gcudai_cuda_is_path_with_epilogue(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_steps_path(w, i) != GCUDAI_CUDA_MM_PLAIN || gcudai_cuda_is_product(w, i);
+}
+
+// y adds a bias to the product: with experts, one per expert.
+static bool gcudai_cuda_is_bias(const struct gcuda_tensor * y, const struct gcuda_tensor * product) {
+    if (product->op == GCUDA_OP_MUL_MAT) {
+        return y->op == GCUDA_OP_ADD && gcuda_are_same_shape(y, product) && gcudai_cuda_repeats(gcudai_cuda_other(y, product), y);
+    }
+    const struct gcuda_tensor * bias = y->src[1];
+    return y->op == GCUDA_OP_ADD_ID && y->src[0] == product && y->src[2] == product->src[2] && bias->type == GCUDA_TYPE_F32 &&
+           bias->ne[0] == y->ne[0] && bias->ne[1] == product->src[0]->ne[2];
+}
+
+// Two products of the same activations with weights and results of one layout.
+static bool gcudai_cuda_has_pair_weights(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return b->src[1] == a->src[1] && b->src[2] == a->src[2] && b->src[0]->type == a->src[0]->type &&
+           gcudai_same_layout(b->src[0], a->src[0]) && gcudai_same_layout(b, a);
+}
+
+static bool gcudai_cuda_has_pair_params(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return b->op == a->op && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) &&
+           (a->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1));
+}
+
+// One column per matrix of weights; experts have that in any case.
+static bool gcudai_cuda_is_one_column(const struct gcuda_tensor * product) {
+    return product->op == GCUDA_OP_MUL_MAT_ID || gcuda_nrows(product) == product->src[0]->ne[2] * product->src[0]->ne[3];
+}
+
+static bool gcudai_cuda_has_both_biases(const struct gcudai_cuda_match * m) {
+    return (m->at[GCUDAI_CUDA_BIAS] >= 0) == (m->at[GCUDAI_CUDA_SECOND_BIAS] >= 0);
+}
+
+// The node before the second product: the first one, or its bias.
+static int gcudai_cuda_first_value(const struct gcudai_cuda_match * m) {
+    return m->at[GCUDAI_CUDA_SECOND] - 1;
+}
+
+// The gate at node i reads both products with their biases, and alone.
+static bool gcudai_cuda_gates_products(const struct gcudai_cuda_match * m, int i) {
+    const struct gcudai_cuda_window * w = m->w;
+    const int first = gcudai_cuda_first_value(m);
+    return gcudai_cuda_is_inner(w, first) && gcudai_cuda_is_inner(w, i - 1) && gcudai_cuda_other(w->node[i], w->node[first]) == w->node[i - 1];
+}
+
+// The gated activation that equals this activation for a gate of 1.
+static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
+    int gate = 0;
+    while (gate < GCUDA_GLU_OP_COUNT && (gcudai_glu_acts[gate] != op || op == GCUDA_UNARY_OP_COUNT)) { ++gate; }
+    return (enum gcuda_glu_op) gate;
+}
+
+// ---- matching ----
+
+static bool gcudai_cuda_reads_value(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_reads reads) {
+    const struct gcuda_tensor * y = w->node[i], * value = i > 0 ? w->node[i - 1] : NULL;
+    int n_uses = 0;
+    switch (reads) {
+        case GCUDAI_CUDA_READS_FIRST: return y->src[0] == value;
+        case GCUDAI_CUDA_READS_EITHER: return gcudai_cuda_other(y, value) != NULL;
+        case GCUDAI_CUDA_READS_ALL: return gcudai_cuda_is_all_of(w, i, 0, value, &n_uses) && (n_uses == 0 || n_uses == 1);
+        default: return true;
+    }
+}
+
+static bool gcudai_cuda_rule_holds(const struct gcudai_cuda_match * m, int i, enum gcudai_cuda_rule rule) {
+    const struct gcuda_tensor * y = m->w->node[i], * v = i > 0 ? m->w->node[i - 1] : y->src[0];
+    const struct gcuda_tensor * x = i > 0 ? gcudai_cuda_other(y, v) : y->src[1];
+    switch (rule) {
+#define X(name, text, condition) case GCUDAI_NEED_##name: return condition;
+        GCUDAI_CUDA_RULES(X)
+#undef X
+        default: return true;
+    }
+}
+
+// Why the window's node i is not this row's; NULL: it is, "": another operation.
+static const char * gcudai_cuda_misfit(const struct gcudai_cuda_match * m, const struct gcudai_cuda_row * row, int i) {
+#define X(name, text, condition) text,
+    static const char * const texts[] = { "", GCUDAI_CUDA_RULES(X) };
+#undef X
+    const enum gcuda_op op = i < m->most ? m->w->node[i]->op : GCUDA_OP_NONE;
+    if (op == GCUDA_OP_NONE || (op != row->op[0] && op != row->op[1])) { return ""; }
+    if (!gcudai_cuda_reads_value(m->w, i, row->reads)) { return row->n_optional > 0 ? "" : "does not read the node before it"; }
+    for (int k = 0; k < GCUDAI_CUDA_NEEDS && row->needs[k] != GCUDAI_NEED_NOTHING; ++k) {
+        if (!gcudai_cuda_rule_holds(m, i, (enum gcudai_cuda_rule) row->needs[k])) { return texts[row->needs[k]]; }
+    }
+    return NULL;
+}
+
+// The innermost rows that are left out together and include row r: their first one. -1: row r is needed.
+static int gcudai_cuda_optional_of(const struct gcudai_cuda_row * rows, int r) {
+    int first = r;
+    while (first >= 0 && first + rows[first].n_optional <= r) { --first; }
+    return first;
+}
+
+// Another operation than the first two rows want, or than one that may be left out, is no missed fusion.
+static void gcudai_cuda_log_misfit(const struct gcudai_cuda_match * m, const struct gcudai_cuda_row * rows, int r, const char * misfit) {
+    const struct gcudai_cuda_window * w = m->w;
+    const bool is_op = misfit[0] == '\0', is_plain = rows[r].is_repeated || (is_op ? r < 2 || rows[r].n_optional > 0 : m->n == 0);
+    if (w->pattern == NULL || is_plain || m->n >= m->most) { return; }
+    if (is_op) {
+        gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "fusion: %s: node %d (%s '%s') is not %s", w->pattern, m->n, gcudai_op_lower(w->node[m->n]->op),
+            w->node[m->n]->name, gcuda_op_name(rows[r].op[0]));
+    } else {
+        (void) gcudai_cuda_need(w, m->n, false, misfit);
+    }
+}
+
+// Compares the window's first nodes, m->most at most, with the rows. Nodes taken; 0: they do not fit.
+static int gcudai_cuda_match_rows(struct gcudai_cuda_match * m, const struct gcudai_cuda_row * rows) {
+    m->n = 0;
+    for (int r = 0; r < GCUDAI_CUDA_ROWS; ++r) { m->at[r] = -1; }
+    for (int r = 0; r < GCUDAI_CUDA_ROWS && rows[r].op[0] != GCUDA_OP_NONE;) {
+        const char * misfit = gcudai_cuda_misfit(m, &rows[r], m->n);
+        if (misfit == NULL) {
+            const struct gcuda_tensor * y = m->w->node[m->n];
+            m->x[r] = m->n > 0 ? gcudai_cuda_other(y, m->w->node[m->n - 1]) : y->src[1];
+            m->at[r] = m->n++;
+            r += !rows[r].is_repeated;
             continue;
         }
-        p->x = gcudai_array(sum != NULL ? sum->src[0] : norm->src[0]);
-        p->add = gcudai_array(sum != NULL ? sum->src[1] : NULL);
-        p->sum = gcudai_array(has_sum ? sum : NULL);
-        p->w = gcudai_array(weight);
-        p->b = gcudai_array(n == i + 3 ? bias : NULL);
-        p->y = gcudai_array(y);
-        p->eps = gcudai_param_f32(norm, 0);
-        return n;
+        gcudai_cuda_log_misfit(m, rows, r, misfit);
+        const int first = rows[r].is_repeated ? r + 1 : gcudai_cuda_optional_of(rows, r);
+        if (first < 0) { return m->n = 0; }
+        m->n = first < r ? m->at[first] : m->n;
+        for (int k = first; k < first + rows[first].n_optional && !rows[r].is_repeated; ++k) { m->at[k] = -1; }
+        r = rows[r].is_repeated ? first : first + rows[first].n_optional;
     }
-    return 0;
+    return m->n;
 }
 
-static int gcudai_cuda_match_rms_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_is_op(w, 0, GCUDA_OP_RMS_NORM) ? gcudai_cuda_match_norm_mul(w, 0, NULL, &args->norm_mul) : 0;
+// Fills the arguments of what the rows took. Nodes taken in all; 0: they cannot be fused; GCUDAI_CUDA_TRY_FEWER: compare again.
+typedef int (*gcudai_cuda_fit)(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args);
+enum { GCUDAI_CUDA_TRY_FEWER = -1 };
+
+static int gcudai_cuda_match_window(const struct gcudai_cuda_window * w, const struct gcudai_cuda_row * rows, gcudai_cuda_fit fit, union gcudai_cuda_fused * args) {
+    struct gcudai_cuda_match m;
+    int n = GCUDAI_CUDA_TRY_FEWER;
+    m.w = w;
+    for (m.most = w->n; n == GCUDAI_CUDA_TRY_FEWER; m.most = m.n - 1) {
+        GCUDAI_ZERO(*args);
+        n = gcudai_cuda_match_rows(&m, rows) > 0 ? fit(&m, args) : 0;
+    }
+    return n;
 }
 
-// The sum is written too when others read it.
-static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    const struct gcuda_tensor * sum = w->node[0];
-    return gcudai_cuda_is_op(w, 0, GCUDA_OP_ADD) && gcudai_cuda_is_op(w, 1, GCUDA_OP_RMS_NORM) && w->node[1]->src[0] == sum &&
-                   sum->type == GCUDA_TYPE_F32 && sum->src[0]->type == GCUDA_TYPE_F32 && sum->nb[0] == sizeof(float) &&
-                   sum->src[0]->nb[0] == sizeof(float) && gcudai_cuda_is_row_operand(sum->src[1], sum)
-               ? gcudai_cuda_match_norm_mul(w, 1, sum, &args->norm_mul)
-               : 0;
+// ---- rms_norm + mul, with an addition before, or after, or neither ----
+
+#define GCUDAI_CUDA_ROW_OPERAND GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_UNIT, GCUDAI_NEED_SAME, GCUDAI_NEED_X_ROWS
+#define GCUDAI_CUDA_REPEATED_OPERAND GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_SAME, GCUDAI_NEED_X_REPEATS
+// clang-format off
+static const struct gcudai_cuda_row gcudai_cuda_norm_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_RMS_NORM }, GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_V_F32, GCUDAI_NEED_V_ROWS, GCUDAI_NEED_SHORT } },
+    { { GCUDA_OP_MUL },      GCUDAI_CUDA_READS_EITHER, 0, false, { GCUDAI_CUDA_ROW_OPERAND } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_CUDA_ROW_OPERAND } },
+};
+static const struct gcudai_cuda_row gcudai_cuda_add_norm_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_V_F32, GCUDAI_NEED_UNIT, GCUDAI_NEED_V_UNIT, GCUDAI_NEED_X_ROWS } },
+    { { GCUDA_OP_RMS_NORM }, GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_V_F32, GCUDAI_NEED_V_ROWS, GCUDAI_NEED_SHORT } },
+    { { GCUDA_OP_MUL },      GCUDAI_CUDA_READS_EITHER, 0, false, { GCUDAI_CUDA_ROW_OPERAND } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_CUDA_ROW_OPERAND } },
+};
+static const struct gcudai_cuda_row gcudai_cuda_parts_norm_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_PARTS, GCUDAI_NEED_V_F32, GCUDAI_NEED_SAME } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_FIRST,  0, true,  { GCUDAI_NEED_INNER, GCUDAI_NEED_NEXT_PART } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 0, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_SAME, GCUDAI_NEED_X_F32, GCUDAI_NEED_X_SAME, GCUDAI_NEED_WIDE } },
+    { { GCUDA_OP_RMS_NORM }, GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_WIDE } },
+    { { GCUDA_OP_MUL },      GCUDAI_CUDA_READS_EITHER, 0, false, { GCUDAI_CUDA_ROW_OPERAND, GCUDAI_NEED_X_ONE_ROW } },
+};
+// clang-format on
+
+// A sum that others read is written too: `sum`, at node i; NULL: none is.
+static bool gcudai_cuda_may_write_sum(const struct gcudai_cuda_match * m, const struct gcuda_tensor * sum, const struct gcuda_tensor * y) {
+    return sum == NULL || (gcudai_cuda_may_write(m->w, m->n, sum, true) && !gcudai_cuda_overlap(sum, y));
 }
 
-// Views of one tensor, added one after another, as experts' results are: nodes taken, from the window's first on; 0: it is no such sum.
-static int gcudai_cuda_sum_of_parts(const struct gcudai_cuda_window * w, struct gcuda_norm_mul_args * p) {
-    const struct gcuda_tensor * first = w->node[0], * a = first->src[0], * b = first->src[1];
-    if (first->op != GCUDA_OP_ADD || a->op != GCUDA_OP_VIEW || b->op != GCUDA_OP_VIEW || a->view_src != b->view_src || b->view_offs <= a->view_offs ||
-        a->type != GCUDA_TYPE_F32 || gcuda_nrows(a) != 1 || !gcudai_cuda_is_wide(a) || !gcudai_cuda_is_wide(b)) {
-        return 0;
+static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    const struct gcudai_cuda_window * w = m->w;
+    struct gcuda_norm_mul_args * p = &args->norm_mul;
+    const int i = w->node[0]->op == GCUDA_OP_ADD; // the norm
+    const struct gcuda_tensor * norm = w->node[i], * y = w->node[m->n - 1], * x = w->node[0]->src[0];
+    const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
+    const bool was_wide = gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm); // or sums have another order
+    const bool is_wide = gcudai_cuda_is_wide(x) && gcudai_cuda_is_wide(y) && (sum == NULL || gcudai_cuda_is_wide(sum));
+    if (!gcudai_cuda_need(w, i, was_wide == is_wide, "would sum in another order, as alignments differ") ||
+        !gcudai_cuda_may_write(w, m->n, y, true) || !gcudai_cuda_may_write_sum(m, sum, y)) {
+        return GCUDAI_CUDA_TRY_FEWER;
     }
-    const size_t step = b->view_offs - a->view_offs;
-    int n = 1;
-    for (; gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) && gcudai_cuda_is_inner(w, n - 1) && w->node[n]->src[0] == w->node[n - 1]; ++n) {
-        const struct gcuda_tensor * v = w->node[n]->src[1];
-        if (v->op != GCUDA_OP_VIEW || v->view_src != a->view_src || v->view_offs != a->view_offs + (size_t) (n + 1) * step ||
-            !gcuda_are_same_shape(v, a)) {
-            break;
-        }
-    }
-    p->x = gcudai_array(a);
-    p->n_parts = n + 1;
-    p->part_nb = step;
-    return gcuda_are_same_shape(a, b) && gcuda_are_same_shape(first, a) ? n : 0;
+    p->x = gcudai_array(x);
+    p->add = gcudai_array(i > 0 ? w->node[0]->src[1] : NULL);
+    p->sum = gcudai_array(sum);
+    p->w = gcudai_array(m->x[i + 1]);
+    p->b = gcudai_array(m->at[i + 2] >= 0 ? m->x[i + 2] : NULL);
+    p->y = gcudai_array(y);
+    p->eps = gcudai_param_f32(norm, 0);
+    return m->n;
 }
 
 // One block computes it, which has read all but the weights when it begins to write y.
-static int gcudai_cuda_match_parts_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
     struct gcuda_norm_mul_args * p = &args->norm_mul;
-    const int n = gcudai_cuda_sum_of_parts(w, p);
-    if (n == 0 || !gcudai_cuda_is_op(w, n, GCUDA_OP_ADD) || !gcudai_cuda_is_op(w, n + 1, GCUDA_OP_RMS_NORM) || !gcudai_cuda_is_inner(w, n - 1)) { return 0; }
-    const struct gcuda_tensor * sum = w->node[n], * norm = w->node[n + 1], * weight = gcudai_cuda_row_operand(w, n + 2, GCUDA_OP_MUL);
-    const struct gcuda_tensor * residual = gcudai_cuda_other(sum, w->node[n - 1]), * y = weight != NULL ? w->node[n + 2] : NULL;
-    const bool has_sum = !gcudai_cuda_is_inner(w, n);
-    if (y == NULL || norm->src[0] != sum || residual == NULL || residual->type != GCUDA_TYPE_F32 || norm->type != GCUDA_TYPE_F32 ||
-        !gcuda_are_same_shape(residual, sum) || !gcuda_are_same_shape(sum, w->node[n - 1]) || gcuda_nrows(weight) != 1 ||
-        !gcudai_cuda_is_wide(sum) || !gcudai_cuda_is_wide(norm)) {
-        return 0;
-    }
-    p->add = gcudai_array(residual);
-    p->sum = gcudai_array(has_sum ? sum : NULL);
-    p->w = gcudai_array(weight);
+    const int i = m->at[2]; // the residual's addition
+    const struct gcuda_tensor * first = m->w->node[0], * y = m->w->node[m->n - 1];
+    const struct gcuda_tensor * sum = gcudai_cuda_is_inner(m->w, i) ? NULL : m->w->node[i];
+    p->x = gcudai_array(first->src[0]);
+    p->n_parts = i + 1;
+    p->part_nb = first->src[1]->view_offs - first->src[0]->view_offs;
+    p->add = gcudai_array(m->x[2]);
+    p->sum = gcudai_array(sum);
+    p->w = gcudai_array(m->x[4]);
     p->y = gcudai_array(y);
-    p->eps = gcudai_param_f32(norm, 0);
-    const bool may_sum = !has_sum || (gcudai_cuda_may_write(w, n + 3, sum, true) && !gcudai_cuda_overlap(sum, y));
-    return may_sum && !gcudai_cuda_overlap(y, weight) && gcuda_norm_mul_takes_form(p) ? n + 3 : 0;
+    p->eps = gcudai_param_f32(m->w->node[i + 1], 0);
+    const bool may = gcudai_cuda_may_write_sum(m, sum, y) && !gcudai_cuda_overlap(y, m->x[4]);
+    return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes_form(p), "is refused by the kernel") ? m->n : 0;
 }
 
-static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_norm_mul(&args->norm_mul, stream);
-}
+// ---- scale + soft_max: one factor for both; ssm_conv, a bias of its channels or none, SiLU; a product that is a Hadamard transform ----
 
-// ---- scale + soft_max: one factor for both ----
+// clang-format off
+static const struct gcudai_cuda_row gcudai_cuda_scale_soft_max_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_SCALE },    GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_V_UNIT, GCUDAI_NEED_NO_SHIFT, GCUDAI_NEED_V_ALIGNED } },
+    { { GCUDA_OP_SOFT_MAX }, GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_EXACT } },
+};
+static const struct gcudai_cuda_row gcudai_cuda_hadamard_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_MUL_MAT },  GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_HADAMARD } },
+};
+// clang-format on
 
-// Where both have a factor, or there is a mask to be added, roundings are fewer than before.
-static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_SCALE) || !gcudai_cuda_is_op(w, 1, GCUDA_OP_SOFT_MAX) || !gcudai_cuda_is_inner(w, 0)) {
-        return 0;
-    }
-    const struct gcuda_tensor * scale = w->node[0], * y = w->node[1], * x = scale->src[0];
+// If both have a factor, or there is a mask to be added, roundings are fewer than before.
+static int gcudai_cuda_fit_scale_soft_max(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    const struct gcuda_tensor * scale = m->w->node[0], * y = m->w->node[1];
     struct gcuda_soft_max_args * p = &args->op.soft_max;
     gcudai_soft_max_args(y, &args->op);
-    const bool is_exact = p->scale == 1.0f && p->mask.data == NULL;
-    if (y->src[0] != scale || scale->type != GCUDA_TYPE_F32 || x->nb[0] != sizeof(float) || gcudai_param_f32(scale, 1) != 0.0f ||
-        gcudai_cuda_is_wide(x) != gcudai_cuda_is_wide(scale) || (w->is_strict && !is_exact) || !gcudai_cuda_may_write(w, 2, y, true)) {
-        return 0;
-    }
-    p->x = gcudai_array(x);
+    p->x = gcudai_array(scale->src[0]);
     p->scale *= gcudai_param_f32(scale, 0);
-    return 2;
+    return gcudai_cuda_may_write(m->w, 2, y, true) ? 2 : 0;
 }
 
-// ---- attention's inputs: queries, keys and values on their way from products to where attention reads them ----
+static int gcudai_cuda_fit_hadamard(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    gcudai_mul_mat_args(m->w->node[0], &args->op);
+    return 1;
+}
+
+#if GCUDAI_KERNEL_HAS(RECURRENT) // without it the launcher is not compiled
+// clang-format off
+static const struct gcudai_cuda_row gcudai_cuda_ssm_conv_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_SSM_CONV }, GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_V_F32 } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_CUDA_ROW_OPERAND, GCUDAI_NEED_X_ONE_ROW } },
+    { { GCUDA_OP_UNARY },    GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_SILU, GCUDAI_NEED_INNER, GCUDAI_NEED_F32 } },
+};
+// clang-format on
+static int gcudai_cuda_fit_ssm_conv(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    const struct gcuda_tensor * y = m->w->node[m->n - 1];
+    struct gcuda_ssm_conv_args * p = &args->op.ssm_conv;
+    gcudai_ssm_conv_args(m->w->node[0], &args->op);
+    p->y = gcudai_array(y);
+    p->bias = gcudai_array(m->at[1] >= 0 ? m->x[1] : NULL);
+    p->is_activated = true;
+    return gcudai_cuda_may_write(m->w, m->n, y, false) ? m->n : 0;
+}
+#endif
+
+// ---- inputs of attention: queries, keys and values from the products to attention or the cache ----
 // Each goes through some of: bias, rms_norm and its weights, rope, Hadamard transform, set_rows into a cache; with reshapes in between.
-// Keys have rope and a cache, queries rope alone, values a cache alone. The nodes of the three come in any order.
+// Keys have rope and a cache, queries rope alone, values a cache alone. The nodes of the three come in any order, so that no list of
+// rows can name them.
 
 enum gcudai_cuda_heads_stage {
     GCUDAI_CUDA_HEADS_BIAS, GCUDAI_CUDA_HEADS_NORM, GCUDAI_CUDA_HEADS_WEIGHTS, GCUDAI_CUDA_HEADS_ROPE, GCUDAI_CUDA_HEADS_HADAMARD,
@@ -31596,7 +32002,8 @@ enum gcudai_cuda_heads_stage {
 
 struct gcudai_cuda_heads {
     const struct gcuda_tensor * x; // that the first node reads
-    const struct gcuda_tensor * node[GCUDAI_CUDA_HEADS_STAGES]; // of each stage; NULL: left out
+    const struct gcuda_tensor * node[GCUDAI_CUDA_HEADS_STAGES];    // of each stage; NULL: left out
+    const struct gcuda_tensor * operand[GCUDAI_CUDA_HEADS_STAGES]; // that it reads besides the heads; NULL: none
     enum gcudai_cuda_heads_stage stage;  // the last one
     int first, last;               // nodes of the window
 };
@@ -31606,13 +32013,6 @@ struct gcudai_cuda_inputs {
     int n, n_nodes; // nodes of the window that are theirs
     const struct gcudai_cuda_heads * keys, * queries, * values; // of those that are taken; NULL: none
 };
-
-static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
-    union gcudai_args op;
-    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
-    gcudai_mul_mat_args(t, &op);
-    return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
-}
 
 // The stage that a node may be of; STAGES: of none.
 static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
@@ -31631,48 +32031,55 @@ static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct g
     return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
 }
 
-// Source k of the window's node i is node `value`, or a packed view of all of it; nobody else reads either.
+// t is all of v, packed, read once.
+static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_look * look, int at, const struct gcuda_tensor * v) {
+    const struct gcuda_tensor * t = look->seen[at].tensor;
+    return gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+           gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
+}
+
+// Source k of the window's node i is node `value`, or a packed view of all of it; nothing else reads either.
 static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
-    const struct gcudai_cuda_look * look = w->look;
-    const struct gcuda_tensor * v = w->node[value];
-    int at = look->seen[w->at[i]].shape.src[k];
+    int at = w->look->seen[w->at[i]].shape.src[k];
     bool is_so = gcudai_cuda_is_inner(w, value);
     while (is_so && at >= 0 && at != w->at[value]) {
-        const struct gcuda_tensor * t = look->seen[at].tensor;
-        is_so = gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
-                gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
-        at = look->seen[at].shape.src[0];
+        is_so = gcudai_cuda_is_packed_view(w->look, at, w->node[value]);
+        at = w->look->seen[at].shape.src[0];
     }
     return is_so && at >= 0;
+}
+
+static void gcudai_cuda_heads_add(struct gcudai_cuda_heads * h, enum gcudai_cuda_heads_stage stage, const struct gcuda_tensor * t, int i) {
+    const struct gcuda_tensor * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
+    const bool has_operand = stage != GCUDAI_CUDA_HEADS_NORM && stage != GCUDAI_CUDA_HEADS_HADAMARD;
+    h->node[stage] = t;
+    h->operand[stage] = stage == GCUDAI_CUDA_HEADS_WEIGHTS ? gcudai_cuda_other(t, norm) : has_operand ? t->src[1] : NULL;
+    h->stage = stage;
+    h->last = i;
 }
 
 // The window's node i is the next one of these heads.
 static bool gcudai_cuda_heads_extend(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
     const struct gcuda_tensor * t = w->node[i], * value = w->node[h->last];
     const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
-    if (stage == GCUDAI_CUDA_HEADS_WEIGHTS) {
-        const bool fits = h->stage == GCUDAI_CUDA_HEADS_NORM && gcudai_cuda_is_inner(w, h->last) && gcuda_are_same_shape(t, value) &&
-                          gcudai_cuda_is_one_row(gcudai_cuda_other(t, value), t);
-        if (!fits) { return false; }
-    } else if (h->stage == GCUDAI_CUDA_HEADS_NORM || stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES ||
-               !gcudai_cuda_is_only_from(w, i, stage == GCUDAI_CUDA_HEADS_HADAMARD ? 1 : 0, h->last)) {
-        return false;
-    }
-    h->node[stage] = t;
-    h->stage = stage;
-    h->last = i;
-    return true;
+    const bool is_after_norm = h->stage == GCUDAI_CUDA_HEADS_NORM, is_weights = stage == GCUDAI_CUDA_HEADS_WEIGHTS;
+    if (stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES || is_after_norm != is_weights) { return false; }
+    const bool fits = is_weights ? gcudai_cuda_is_inner(w, h->last) && gcuda_are_same_shape(t, value) &&
+                                       gcudai_cuda_is_one_row(gcudai_cuda_other(t, value), t)
+                                 : gcudai_cuda_is_only_from(w, i, stage == GCUDAI_CUDA_HEADS_HADAMARD, h->last);
+    if (fits) { gcudai_cuda_heads_add(h, stage, t, i); }
+    return fits;
 }
 
 static bool gcudai_cuda_heads_begin(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
     const struct gcuda_tensor * t = w->node[i];
+    const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
     GCUDAI_ZERO(*h);
-    h->stage = gcudai_cuda_stage_of(t);
-    h->first = h->last = i;
-    h->x = h->stage == GCUDAI_CUDA_HEADS_HADAMARD ? t->src[1] : t->src[0];
-    if (h->stage == GCUDAI_CUDA_HEADS_STAGES || h->stage == GCUDAI_CUDA_HEADS_WEIGHTS) { return false; }
-    h->node[h->stage] = t;
-    return h->stage != GCUDAI_CUDA_HEADS_BIAS ||
+    if (stage == GCUDAI_CUDA_HEADS_STAGES || stage == GCUDAI_CUDA_HEADS_WEIGHTS) { return false; }
+    h->first = i;
+    h->x = t->src[stage == GCUDAI_CUDA_HEADS_HADAMARD];
+    gcudai_cuda_heads_add(h, stage, t, i);
+    return stage != GCUDAI_CUDA_HEADS_BIAS ||
            (gcudai_cuda_is_one_row(t->src[1], t) && gcuda_are_same_shape(t, t->src[0]) && gcuda_nrows(t) == t->ne[1]);
 }
 
@@ -31691,7 +32098,7 @@ static void gcudai_cuda_inputs_parse(const struct gcudai_cuda_window * w, struct
     }
 }
 
-// Who the heads among the first n nodes are. False: some are cut, or are none of the three.
+// Which heads among the first n nodes are keys, queries and values. False: some are cut, or are none of the three.
 static bool gcudai_cuda_inputs_roles(struct gcudai_cuda_inputs * s, int n) {
     bool fits = true;
     s->keys = s->queries = s->values = NULL;
@@ -31721,23 +32128,25 @@ static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int
     return is_flat || is_packed;
 }
 
+// The kernel sums in the order of aligned rows.
+static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64_t ne0, int64_t n_heads) {
+    return norm->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 && norm->ne[1] == n_heads &&
+           gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+}
+
 // What comes before and after rope.
 static bool gcudai_cuda_heads_steps(const struct gcudai_cuda_heads * h, int64_t ne0, int64_t n_heads, struct gcuda_rope_set_steps * p) {
     const struct gcuda_tensor * bias = h->node[GCUDAI_CUDA_HEADS_BIAS], * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
     const struct gcuda_tensor * weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS], * hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
-    bool fits = (norm != NULL) == (weights != NULL);
-    if (bias != NULL) {
-        fits = fits && bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads;
-        p->bias = bias->src[1]->data;
-    }
-    if (fits && norm != NULL) { // sums have the order of aligned rows
-        fits = norm->type == GCUDA_TYPE_F32 && weights->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
-               norm->ne[1] == n_heads && gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
-        p->norm = gcudai_cuda_other(weights, norm)->data;
+    p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
+    if ((norm == NULL) != (weights == NULL)) { return false; }
+    if (bias != NULL) { p->bias = h->operand[GCUDAI_CUDA_HEADS_BIAS]->data; }
+    if (norm != NULL) {
+        p->norm = h->operand[GCUDAI_CUDA_HEADS_WEIGHTS]->data;
         p->eps = gcudai_param_f32(norm, 0);
     }
-    p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
-    return fits;
+    const bool bias_fits = bias == NULL || (bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads);
+    return bias_fits && (norm == NULL || (weights->type == GCUDA_TYPE_F32 && gcudai_cuda_is_norm_of_heads(norm, ne0, n_heads)));
 }
 
 // Rows that set_rows puts into a cache: of two dimensions, n elements for each token.
@@ -31761,14 +32170,17 @@ static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const s
            gcudai_cuda_heads_steps(h, rope->ne[0], rope->ne[1], &p->k_steps);
 }
 
-// Queries turn as keys do.
+// Rope of the same positions with the same factors and parameters.
+static bool gcudai_cuda_is_same_rope(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return a->src[1] == b->src[1] && a->src[2] == b->src[2] && memcmp(a->op_params, b->op_params, sizeof(a->op_params)) == 0 &&
+           a->ne[0] == b->ne[0] && a->ne[2] == b->ne[2];
+}
+
 static bool gcudai_cuda_inputs_queries(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
     const struct gcuda_tensor * q = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[h->stage];
-    return q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] && q->ne[3] == 1 &&
-           gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
-           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 &&
-           gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) && gcudai_cuda_as_heads(y, q->ne[0], q->ne[1], q->ne[2], &p->q_y) &&
-           gcudai_cuda_heads_steps(h, q->ne[0], q->ne[1], &p->q_steps);
+    const bool fits = q->type == GCUDA_TYPE_F32 && q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES;
+    return fits && gcudai_cuda_is_same_rope(q, rope) && gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) &&
+           gcudai_cuda_as_heads(y, q->ne[0], q->ne[1], q->ne[2], &p->q_y) && gcudai_cuda_heads_steps(h, q->ne[0], q->ne[1], &p->q_steps);
 }
 
 static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
@@ -31780,84 +32192,57 @@ static bool gcudai_cuda_inputs_values(const struct gcudai_cuda_heads * h, const 
            gcudai_cuda_as_heads(h->x, rope->ne[0], n_heads, rope->ne[2], &p->v) && gcudai_cuda_heads_steps(h, rope->ne[0], n_heads, &p->v_steps);
 }
 
-// y, which heads h leave, overlaps nothing that heads r read; but queries may lie where they were, element for element.
-static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
-    const struct gcuda_tensor * x = r->x;
+// The elements of both have the same places.
+static bool gcudai_cuda_is_in_place(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
     const bool is_packed = gcuda_is_contiguous(x) && gcuda_is_contiguous(y) && gcuda_nbytes(x) == gcuda_nbytes(y);
+    return x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
+}
+
+// y, the result of heads h, overlaps nothing that heads r read; but queries may be written in place, element by element.
+static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
+    const struct gcuda_tensor * x = r->x, * rope = r->node[GCUDAI_CUDA_HEADS_ROPE];
     const bool has_own_rows = h == r && h->node[GCUDAI_CUDA_HEADS_SET] == NULL; // set_rows writes rows that other blocks read
-    const bool is_in_place = has_own_rows && x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
-    bool is_so = is_in_place || !gcudai_cuda_overlap(x, y);
-    for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES && is_so; ++i) {
-        const struct gcuda_tensor * t = r->node[i];
-        const bool has_others = t != NULL && i != GCUDAI_CUDA_HEADS_NORM && i != GCUDAI_CUDA_HEADS_HADAMARD;
-        const struct gcuda_tensor * one = !has_others ? NULL : i == GCUDAI_CUDA_HEADS_WEIGHTS ? gcudai_cuda_other(t, r->node[i - 1]) : t->src[1];
-        const struct gcuda_tensor * two = i == GCUDAI_CUDA_HEADS_ROPE && t != NULL ? t->src[2] : NULL;
-        is_so = (one == NULL || !gcudai_cuda_overlap(one, y)) && (two == NULL || !gcudai_cuda_overlap(two, y));
-    }
+    const bool may_cover = has_own_rows && gcudai_cuda_is_in_place(x, y);
+    bool is_so = (may_cover || !gcudai_cuda_overlap(x, y)) && (rope == NULL || !gcudai_cuda_overlap(rope->src[2], y));
+    for (int i = 0; i < GCUDAI_CUDA_HEADS_STAGES; ++i) { is_so = is_so && !gcudai_cuda_overlap(r->operand[i], y); }
     return is_so;
 }
 
 // Nothing is written over what the group reads or writes.
 static bool gcudai_cuda_inputs_are_apart(const struct gcudai_cuda_inputs * s) {
     const struct gcudai_cuda_heads * all[3] = { s->keys, s->queries, s->values };
+    const struct gcuda_tensor * y[3] = { NULL, NULL, NULL };
     bool is_so = true;
-    for (int i = 0; i < 3; ++i) {
-        const struct gcuda_tensor * y = all[i] != NULL ? all[i]->node[all[i]->stage] : NULL;
-        for (int k = 0; k < 3 && is_so && y != NULL; ++k) {
-            is_so = all[k] == NULL || (gcudai_cuda_is_clear_of(y, all[i], all[k]) &&
-                                          (k >= i || !gcudai_cuda_overlap(y, all[k]->node[all[k]->stage])));
-        }
+    for (int i = 0; i < 3; ++i) { y[i] = all[i] != NULL ? all[i]->node[all[i]->stage] : NULL; }
+    for (int i = 0; i < 9; ++i) {
+        const int a = i / 3, b = i % 3;
+        if (y[a] == NULL || y[b] == NULL) { continue; }
+        is_so = is_so && gcudai_cuda_is_clear_of(y[a], all[a], all[b]) && (b >= a || !gcudai_cuda_overlap(y[a], y[b]));
     }
     return is_so;
 }
 
 static bool gcudai_cuda_inputs_args(const struct gcudai_cuda_window * w, const struct gcudai_cuda_inputs * s, struct gcuda_rope_set_args * p) {
-    const struct gcuda_tensor * rope = s->keys->node[GCUDAI_CUDA_HEADS_ROPE];
+    const struct gcudai_cuda_heads * k = s->keys, * q = s->queries, * v = s->values;
+    const struct gcuda_tensor * rope = k->node[GCUDAI_CUDA_HEADS_ROPE];
     GCUDAI_ZERO(*p);
-    return gcudai_cuda_inputs_keys(w, s->keys, p) && (s->queries == NULL || gcudai_cuda_inputs_queries(s->queries, rope, p)) &&
-           (s->values == NULL || gcudai_cuda_inputs_values(s->values, rope, p)) && gcudai_cuda_inputs_are_apart(s) && gcuda_rope_set_takes(p);
+    const bool fits = gcudai_cuda_inputs_keys(w, k, p), queries_fit = q == NULL || gcudai_cuda_inputs_queries(q, rope, p);
+    const bool values_fit = v == NULL || gcudai_cuda_inputs_values(v, rope, p);
+    return gcudai_cuda_need(w, k->last, fits, "ends keys of a shape or type that cannot be fused") &&
+           gcudai_cuda_need(w, q != NULL ? q->last : 0, queries_fit, "ends queries that do not go with the keys") &&
+           gcudai_cuda_need(w, v != NULL ? v->last : 0, values_fit, "ends values that do not go with the keys") &&
+           gcudai_cuda_need(w, k->last, gcudai_cuda_inputs_are_apart(s), "is written where the group still reads") &&
+           gcudai_cuda_need(w, k->last, gcuda_rope_set_takes(p), "is refused by the kernel with these nodes");
 }
 
 // As many nodes as fit, with queries and values or without.
-static int gcudai_cuda_match_inputs(
-    const struct gcudai_cuda_window * w, bool has_queries, bool has_values, struct gcuda_rope_set_args * p) {
+static int gcudai_cuda_match_inputs(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
     struct gcudai_cuda_inputs s;
+    (void) path;
     gcudai_cuda_inputs_parse(w, &s);
-    for (int n = s.n_nodes; n >= 2; --n) {
-        if (gcudai_cuda_inputs_roles(&s, n) && gcudai_cuda_inputs_args(w, &s, p)) {
-            return (s.queries != NULL) == has_queries && (s.values != NULL) == has_values ? n : 0;
-        }
-    }
-    return 0;
-}
-
-static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_match_inputs(w, false, false, &args->rope_set);
-}
-static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_match_inputs(w, true, false, &args->rope_set);
-}
-static int gcudai_cuda_match_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_match_inputs(w, false, true, &args->rope_set);
-}
-static int gcudai_cuda_match_rope_rope_set_values(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    return gcudai_cuda_match_inputs(w, true, true, &args->rope_set);
-}
-
-static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_rope_set(&args->rope_set, stream);
-}
-
-// ---- a product that is a Hadamard transform: no product for the patterns of products ----
-
-static int gcudai_cuda_match_hadamard(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    if (!gcudai_cuda_is_hadamard(w->node[0])) { return 0; }
-    gcudai_mul_mat_args(w->node[0], &args->op);
-    return 1;
-}
-
-static gcuda_status gcudai_cuda_run_hadamard(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_hadamard(&args->op.mul_mat, stream);
+    int n = s.n_nodes;
+    while (n >= 2 && !(gcudai_cuda_inputs_roles(&s, n) && gcudai_cuda_inputs_args(w, &s, &args->rope_set))) { --n; }
+    return n >= 2 ? n : 0;
 }
 
 // ---- element-wise operations in a row: sums, products, gates, caps, squares of activations ----
@@ -31871,23 +32256,21 @@ static bool gcudai_cuda_chain_unary(enum gcuda_op op) {
            op == GCUDA_OP_UNARY;
 }
 
-// What a node makes of a value keeps its type. The first node may be a sum in F32 of what has 16 bits.
+// A node keeps the type of its value. The first node may be a sum in F32 of 16-bit operands.
 static bool gcudai_cuda_chain_keeps(const struct gcuda_tensor * y, const struct gcuda_tensor * value, bool is_first) {
     return y->type == value->type || (is_first && y->op == GCUDA_OP_ADD && y->type == GCUDA_TYPE_F32);
 }
 
-// Node y, of what `value` is so far. The first node's value is its first source.
+// Node y as a step that computes it from `value`. The first node's value is its first source.
 static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct gcuda_tensor * value, struct gcuda_chain_step * s) {
-    const bool is_binary = gcudai_cuda_chain_binary(y->op);
-    const struct gcuda_tensor * b = is_binary ? y->src[y->src[0] == value ? 1 : 0] : NULL;
+    const bool is_binary = gcudai_cuda_chain_binary(y->op), is_first = y->src[0] == value;
+    const struct gcuda_tensor * b = is_binary ? y->src[is_first] : NULL;
     union gcudai_args args;
     GCUDAI_ZERO(*s);
+    if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || !gcuda_are_same_shape(y, value)) { return false; }
+    if ((!is_first && (!is_binary || y->src[1] != value)) || (b != NULL && !gcudai_is_float(b->type))) { return false; }
     s->op = y->op;
-    s->is_second = is_binary && y->src[0] != value;
-    if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || !gcuda_are_same_shape(y, value) ||
-        (y->src[0] != value && !s->is_second) || (s->is_second && y->src[1] != value) || (b != NULL && !gcudai_is_float(b->type))) {
-        return false;
-    }
+    s->is_second = !is_first;
     s->b = gcudai_array(b);
     if (y->op == GCUDA_OP_UNARY) {
         gcudai_unary_args(y, &args);
@@ -31916,16 +32299,23 @@ static void gcudai_cuda_chain_fold(struct gcuda_chain_args * p) {
     }
 }
 
-static int gcudai_cuda_match_chain(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    struct gcuda_chain_args * p = &args->chain;
-    const struct gcuda_tensor * x = w->node[0]->src[0];
+// Nodes from the window's first on that are steps of a chain of x.
+static int gcudai_cuda_chain_length(const struct gcudai_cuda_window * w, const struct gcuda_tensor * x, struct gcuda_chain_args * p) {
     int n = 0;
-    if (x == NULL || !gcudai_is_float(x->type)) { return 0; }
     while (n < w->n && n < GCUDA_CHAIN_MAX && (n == 0 || gcudai_cuda_is_inner(w, n - 1))) {
         const struct gcuda_tensor * value = n == 0 ? x : w->node[n - 1];
         if (!gcudai_cuda_chain_keeps(w->node[n], value, n == 0) || !gcudai_cuda_chain_step(w->node[n], value, &p->steps[n])) { break; }
         ++n;
     }
+    return n;
+}
+
+static int gcudai_cuda_match_chain(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
+    struct gcuda_chain_args * p = &args->chain;
+    const struct gcuda_tensor * x = w->node[0]->src[0];
+    (void) path;
+    if (x == NULL || !gcudai_is_float(x->type)) { return 0; }
+    int n = gcudai_cuda_chain_length(w, x, p);
     while (n >= 2 && !gcudai_cuda_may_write(w, n, w->node[n - 1], true)) { --n; }
     p->n_steps = n;
     if (n < 2) { return 0; }
@@ -31935,211 +32325,107 @@ static int gcudai_cuda_match_chain(const struct gcudai_cuda_window * w, union gc
     return n;
 }
 
-static gcuda_status gcudai_cuda_run_chain(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_chain(&args->chain, stream);
-}
-
 // ---- expert routing: logits to ids and weights ----
-// soft_max or sigmoid, a bias for choosing, argsort, the first of it as a view, get_rows, the weights' sum taken out, a factor;
-// or argsort, get_rows, soft_max of what was chosen.
+// Softmax or sigmoid, a bias for choosing, argsort, the first of it as a view, get_rows, division by the sum, a factor;
+// or argsort, get_rows, softmax of the chosen logits.
 
-struct gcudai_cuda_routing {
-    const struct gcudai_cuda_window * w;
-    const struct gcuda_tensor * probs, * order, * chosen, * weights; // chosen: get_rows
-    int taken;
+// clang-format off
+static const struct gcudai_cuda_row gcudai_cuda_route_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_SOFT_MAX, GCUDA_OP_UNARY }, GCUDAI_CUDA_READS_ANY, 0, false, { GCUDAI_NEED_GATE, GCUDAI_NEED_READ_TWICE, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_V_F32, GCUDAI_NEED_V_PACKED } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_NEED_READ_ONCE, GCUDAI_NEED_SAME, GCUDAI_NEED_X_ROWS, GCUDAI_NEED_X_ONE_ROW } },
+    { { GCUDA_OP_ARGSORT },  GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_DESCENDING, GCUDAI_NEED_READ_ONCE } },
+    { { GCUDA_OP_GET_ROWS }, GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_IDS, GCUDAI_NEED_PROBS } },
+    { { GCUDA_OP_SUM_ROWS }, GCUDAI_CUDA_READS_ANY,    3, false, { GCUDAI_NEED_CHOSEN_SUM, GCUDAI_NEED_READ_ONCE } },
+    { { GCUDA_OP_CLAMP },    GCUDAI_CUDA_READS_FIRST,  1, false, { GCUDAI_NEED_NO_LIMIT, GCUDAI_NEED_IN_PLACE } },
+    { { GCUDA_OP_DIV },      GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_CHOSEN_DIV, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_PACKED } },
+    { { GCUDA_OP_SCALE },    GCUDAI_CUDA_READS_ALL,    1, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_NO_SHIFT, GCUDAI_NEED_PACKED } },
 };
+static const struct gcudai_cuda_row gcudai_cuda_late_route_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_ARGSORT },  GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_DESCENDING, GCUDAI_NEED_READ_ONCE } },
+    { { GCUDA_OP_GET_ROWS }, GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_IDS, GCUDAI_NEED_PROBS } },
+    { { GCUDA_OP_SOFT_MAX }, GCUDAI_CUDA_READS_ALL,    0, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_PACKED, GCUDAI_NEED_SOFT_MAX, GCUDAI_NEED_OF_CHOSEN } },
+};
+// clang-format on
 
-// How often tensor t is read; -1: it is a result, or no node of the graph.
-static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
-    const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
-    return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
+// Nothing that is read may overlap ids or weights; but for one token all logits are read first.
+static bool gcudai_cuda_may_route(
+    const struct gcuda_tensor * logits, const struct gcuda_tensor * bias, const struct gcuda_tensor * order, const struct gcuda_tensor * weights) {
+    const bool is_apart = logits->ne[1] == 1 || (!gcudai_cuda_overlap(logits, order) && !gcudai_cuda_overlap(logits, weights));
+    return is_apart && !gcudai_cuda_overlap(order, weights) && !gcudai_cuda_overlap(bias, order) && !gcudai_cuda_overlap(bias, weights);
 }
 
-// Source k of the window's node i is `value` itself or a packed view of all of it. Readers of the view go to n_uses, which
-// are -1 for a view that is a result.
-static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, const struct gcuda_tensor * value, int * n_uses) {
-    const struct gcuda_tensor * t = w->node[i]->src[k];
-    *n_uses = 0;
-    if (t == value) { return true; }
-    *n_uses = gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i]].shape.src[k]);
-    return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
-}
-
-// The window's node i computes y from `value`, packed and of as many elements, which nobody else reads.
-static bool gcudai_cuda_follows(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
-    int n_uses;
-    return gcudai_cuda_is_op(w, i, op) && gcudai_cuda_is_inner(w, value) && gcudai_cuda_is_all_of(w, i, 0, w->node[value], &n_uses) &&
-           (n_uses == 0 || n_uses == 1) && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
-}
-
-// From argsort at node i of `key` (probabilities, with a bias or without) to the weights of those chosen from `from`.
-static bool gcudai_cuda_route_chosen(struct gcudai_cuda_routing * s, int i, const struct gcuda_tensor * key, const struct gcuda_tensor * from) {
-    const struct gcudai_cuda_window * w = s->w;
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_ARGSORT) || !gcudai_cuda_is_op(w, i + 1, GCUDA_OP_GET_ROWS)) { return false; }
-    const struct gcuda_tensor * order = w->node[i], * y = w->node[i + 1], * ids = y->src[1], * rows = y->src[0];
-    bool fits = order->src[0] == key && gcudai_param_i32(order, 0) == GCUDA_SORT_ORDER_DESC && gcudai_cuda_is_inner(w, i) &&
-                ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0 && ids->ne[1] == order->ne[1] &&
-                ids->nb[1] == order->nb[1] && ids->ne[2] * ids->ne[3] == 1 && ids->ne[0] <= 32;
-    for (int k = 0; k < w->look->n_nodes; ++k) { // nobody sees more of the order
-        const struct gcuda_tensor * t = w->look->seen[k].tensor;
-        fits = fits && (t->view_src != order || t == ids);
-    }
-    fits = fits && rows->op == GCUDA_OP_RESHAPE && rows->src[0] == from && rows->view_src == (from->view_src ? from->view_src : from) &&
-           rows->ne[0] == 1 && rows->ne[1] == from->ne[0] && rows->ne[2] == from->ne[1] && gcuda_is_contiguous(from) &&
-           y->type == GCUDA_TYPE_F32 && from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
-    s->order = order;
-    s->chosen = s->weights = y;
-    s->taken = i + 2;
-    return fits;
-}
-
-// Divided by their sum, whole or not at all.
-static bool gcudai_cuda_route_norm(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
-    const struct gcudai_cuda_window * w = s->w;
-    const int first = s->taken;
-    const bool has_least = gcudai_cuda_is_op(w, first + 1, GCUDA_OP_CLAMP);
-    const int last = first + 1 + has_least;
-    int n_sum = 0, n_div = 0;
-    if (!gcudai_cuda_is_op(w, first, GCUDA_OP_SUM_ROWS) || !gcudai_cuda_is_op(w, last, GCUDA_OP_DIV)) { return false; }
-    const struct gcuda_tensor * sum = w->node[first], * y = w->node[last];
-    const int chosen = w->look->seen[w->at[first]].shape.src[0], divided = w->look->seen[w->at[last]].shape.src[0];
-    const int n_chosen = gcudai_cuda_n_uses(w->look, w->at[first - 1]);
-    bool fits = gcudai_cuda_is_all_of(w, first, 0, s->chosen, &n_sum) && gcudai_cuda_is_all_of(w, last, 0, s->chosen, &n_div) &&
-                (chosen == divided ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1) &&
-                sum->src[0]->ne[0] == s->chosen->ne[1] && sum->src[0]->ne[1] == s->chosen->ne[2] && gcudai_cuda_is_inner(w, first) &&
-                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner_at(w->look, w->at[last - 1]) && y->type == GCUDA_TYPE_F32 &&
-                gcuda_is_contiguous(y) && y->view_src == NULL && gcuda_are_same_shape(y, sum->src[0]);
-    if (has_least) {
-        const struct gcuda_tensor * clamp = w->node[first + 1];
-        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && (clamp->view_src == NULL || clamp->view_src == sum);
-        p->least = gcudai_param_f32(clamp, 0);
-    }
-    if (!fits) { return false; }
-    p->has_norm = true;
-    p->has_least = has_least;
-    p->is_wide_weights = gcudai_cuda_is_wide(sum->src[0]);
-    s->weights = y;
-    s->taken = last + 1;
-    return true;
-}
-
-// Nothing that is read may lie where ids or weights go: but of one token all logits are read first.
-static bool gcudai_cuda_may_route(const struct gcudai_cuda_routing * s, const struct gcuda_tensor * logits, const struct gcuda_tensor * bias) {
-    const bool is_one = logits->ne[1] == 1;
-    return !gcudai_cuda_overlap(s->order, s->weights) && (bias == NULL || (!gcudai_cuda_overlap(bias, s->order) && !gcudai_cuda_overlap(bias, s->weights))) &&
-           (is_one || (!gcudai_cuda_overlap(logits, s->order) && !gcudai_cuda_overlap(logits, s->weights)));
-}
-
-static void gcudai_cuda_route_set(const struct gcudai_cuda_routing * s, const struct gcuda_tensor * logits,
-    const struct gcuda_tensor * bias, struct gcuda_route_args * p) {
-    const int64_t used = s->chosen->ne[1];
+// Logits, bias, ids and weights of both kinds; order: the row of argsort.
+static int gcudai_cuda_route_arrays(const struct gcudai_cuda_match * m, int order, struct gcuda_route_args * p) {
+    const struct gcuda_tensor * logits = m->w->node[0]->src[0], * ids = gcudai_cuda_of_row(m, order), * y = m->w->node[m->n - 1];
+    const struct gcuda_tensor * bias = order > 0 && m->at[1] >= 0 ? m->x[1] : NULL;
+    const int64_t used = gcudai_cuda_of_row(m, order + 1)->ne[1];
     p->logits = gcudai_array(logits);
     p->bias = gcudai_array(bias);
-    p->ids = gcudai_array(s->order);
+    p->ids = gcudai_array(ids);
     p->ids.ne[0] = used;
-    p->weights = gcudai_array(s->weights);
+    p->weights = gcudai_array(y);
     p->weights.ne[0] = used;
     p->weights.ne[1] = logits->ne[1];
     p->weights.ne[2] = p->weights.ne[3] = 1;
     p->weights.nb[1] = (size_t) used * sizeof(float);
+    return gcudai_cuda_need(m->w, m->n - 1, gcudai_cuda_may_route(logits, bias, ids, y), "is written where others still read") ? m->n : 0;
 }
 
-// The factor behind the weights.
-static void gcudai_cuda_route_scale(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
-    const int i = s->taken;
-    if (gcudai_cuda_follows(s->w, i, GCUDA_OP_SCALE, i - 1) && gcudai_param_f32(s->w->node[i], 1) == 0.0f && gcuda_is_contiguous(s->w->node[i])) {
-        p->is_scaled = true;
-        p->scale = gcudai_param_f32(s->w->node[i], 0);
-        s->weights = s->w->node[i];
-        s->taken = i + 1;
-    }
-}
-
-static int gcudai_cuda_match_route_late(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
-    const struct gcudai_cuda_window * w = s->w;
-    const struct gcuda_tensor * logits = w->node[0]->src[0], * rows = gcudai_cuda_is_op(w, 1, GCUDA_OP_GET_ROWS) ? w->node[1]->src[0] : NULL;
-    const struct gcuda_tensor * from = rows != NULL ? rows->src[0] : NULL; // the logits
-    if (from != logits || !gcudai_cuda_route_chosen(s, 0, logits, logits) || !gcudai_cuda_follows(w, 2, GCUDA_OP_SOFT_MAX, 1)) { return 0; }
-    union gcudai_args op;
-    const struct gcuda_tensor * y = w->node[2];
-    gcudai_soft_max_args(y, &op);
-    if (op.soft_max.scale != 1.0f || op.soft_max.mask.data != NULL || op.soft_max.sinks.data != NULL || y->ne[0] != s->chosen->ne[1] ||
-        y->ne[1] != s->chosen->ne[2] || !gcuda_is_contiguous(y)) {
-        return 0;
-    }
-    p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(logits);
-    p->is_wide_weights = gcudai_cuda_is_wide(y->src[0]) && gcudai_cuda_is_wide(y);
-    s->weights = y;
-    s->taken = 3;
-    gcudai_cuda_route_set(s, logits, NULL, p);
-    return gcudai_cuda_may_route(s, logits, NULL) ? s->taken : 0;
-}
-
-static int gcudai_cuda_match_route(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
     struct gcuda_route_args * p = &args->route;
-    const struct gcuda_tensor * probs = w->node[0], * logits = probs->src[0];
-    struct gcudai_cuda_routing s;
-    union gcudai_args op;
-    GCUDAI_ZERO(s);
-    s.w = w;
-    if (probs->op == GCUDA_OP_ARGSORT) { return gcudai_cuda_match_route_late(&s, p); }
-    const bool is_sigmoid = probs->op == GCUDA_OP_UNARY && gcuda_get_unary_op(probs) == GCUDA_UNARY_OP_SIGMOID;
-    if ((!is_sigmoid && probs->op != GCUDA_OP_SOFT_MAX) || probs->type != GCUDA_TYPE_F32 || probs->view_src != NULL ||
-        logits->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous(logits) || gcudai_cuda_n_uses(w->look, w->at[0]) != 2) {
-        return 0;
-    }
-    if (!is_sigmoid) {
-        gcudai_soft_max_args(probs, &op);
-        if (op.soft_max.scale != 1.0f || op.soft_max.mask.data != NULL || op.soft_max.sinks.data != NULL) { return 0; }
-    }
-    const struct gcuda_tensor * bias = gcudai_cuda_is_op(w, 1, GCUDA_OP_ADD) ? gcudai_cuda_other(w->node[1], probs) : NULL;
-    if (bias != NULL && (!gcudai_cuda_is_inner(w, 1) || !gcudai_cuda_is_row_operand(bias, probs) || gcuda_nrows(bias) != 1 ||
-                            !gcuda_are_same_shape(w->node[1], probs))) {
-        return 0;
-    }
-    const int i = bias != NULL ? 2 : 1;
-    if (!gcudai_cuda_route_chosen(&s, i, bias != NULL ? w->node[1] : probs, probs) ||
-        gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i + 1]].shape.src[0]) != 1) { // the probabilities as rows
-        return 0;
-    }
-    p->gate = is_sigmoid ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(logits) && gcudai_cuda_is_wide(probs);
-    (void) gcudai_cuda_route_norm(&s, p);
-    gcudai_cuda_route_scale(&s, p);
-    gcudai_cuda_route_set(&s, logits, bias, p);
-    return gcudai_cuda_may_route(&s, logits, bias) ? s.taken : 0;
+    const struct gcuda_tensor * probs = m->w->node[0], * sum = gcudai_cuda_of_row(m, 4), * clamp = gcudai_cuda_of_row(m, 5);
+    const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
+    p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
+    p->is_wide = gcudai_cuda_is_wide(probs->src[0]) && gcudai_cuda_is_wide(probs);
+    p->has_norm = sum != NULL;
+    p->is_wide_weights = sum != NULL && gcudai_cuda_is_wide(sum->src[0]);
+    p->has_least = clamp != NULL;
+    p->least = clamp != NULL ? gcudai_param_f32(clamp, 0) : 0.0f;
+    p->is_scaled = scale != NULL;
+    p->scale = scale != NULL ? gcudai_param_f32(scale, 0) : 0.0f;
+    return gcudai_cuda_route_arrays(m, 2, p);
 }
 
-static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_route(&args->route, stream);
+static int gcudai_cuda_fit_late_route(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    struct gcuda_route_args * p = &args->route;
+    const struct gcuda_tensor * y = m->w->node[2];
+    p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
+    p->is_wide = gcudai_cuda_is_wide(m->w->node[0]->src[0]);
+    p->is_wide_weights = gcudai_cuda_is_wide(y->src[0]) && gcudai_cuda_is_wide(y);
+    return gcudai_cuda_route_arrays(m, 0, p);
+}
+
+static int gcudai_cuda_match_route(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
+    (void) path;
+    return w->node[0]->op == GCUDA_OP_ARGSORT ? gcudai_cuda_match_window(w, gcudai_cuda_late_route_rows, gcudai_cuda_fit_late_route, args)
+                                              : gcudai_cuda_match_window(w, gcudai_cuda_route_rows, gcudai_cuda_fit_route, args);
 }
 
 // ---- a product and its epilogue: bias, second product and gate, factor, scale, residual ----
-//   VEC     any epilogue, of mul_mat_id too; a second product of the same activations (gate and up) for few columns
+//   VEC     any epilogue, with experts too; a second product of the same activations (gate and up) for few columns
 //   TILE    up to GCUDA_MUL_MAT_TILE_FUSED columns, no second product
 //   WGMMA   where k is split, in the kernel that adds the partial results; no second product
-// Nodes have to come in the epilogue's order.
 
-struct gcudai_cuda_sums {
-    const struct gcudai_cuda_window * w;
-    struct gcuda_mul_mat_epilogue e;
-    const struct gcuda_tensor * gate, * up; // the products
-    enum gcudai_cuda_mm_path path;
-    int step;  // of the epilogue, the last one taken
-    int taken; // nodes
+// clang-format off
+static const struct gcudai_cuda_row gcudai_cuda_product_rows[GCUDAI_CUDA_ROWS] = {
+    { { GCUDA_OP_MUL_MAT, GCUDA_OP_MUL_MAT_ID }, GCUDAI_CUDA_READS_ANY, 0, false, { GCUDAI_NEED_PATH } },
+    { { GCUDA_OP_ADD, GCUDA_OP_ADD_ID },         GCUDAI_CUDA_READS_ANY, 1, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_BIAS } },
+    { { GCUDA_OP_MUL_MAT, GCUDA_OP_MUL_MAT_ID }, GCUDAI_CUDA_READS_ANY, 3, false, { GCUDAI_NEED_VEC, GCUDAI_NEED_PAIR, GCUDAI_NEED_PARAMS, GCUDAI_NEED_ONE_COLUMN } },
+    { { GCUDA_OP_ADD, GCUDA_OP_ADD_ID },         GCUDAI_CUDA_READS_ANY, 1, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_BIAS } },
+    { { GCUDA_OP_GLU },      GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_BIASES, GCUDAI_NEED_GATES } },
+    { { GCUDA_OP_UNARY },    GCUDAI_CUDA_READS_FIRST,  1, false, { GCUDAI_NEED_UNGATED, GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_ACTIVATION } },
+    { { GCUDA_OP_MUL },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_CUDA_REPEATED_OPERAND } },
+    { { GCUDA_OP_SCALE },    GCUDAI_CUDA_READS_FIRST,  1, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_NO_SHIFT } },
+    { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false, { GCUDAI_CUDA_REPEATED_OPERAND } },
 };
-enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
-
-static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
-    return &w->look->seen[w->at[i]].choice;
-}
+// clang-format on
 
 static struct gcuda_mul_mat_job gcudai_cuda_products_job(const struct gcudai_cuda_products * p) {
     struct gcuda_mul_mat_job job;
     GCUDAI_ZERO(job);
     job.path = p->path;
-    job.args = p->args;
+    job.args = p->has_experts ? NULL : p->of.args;
+    job.experts = p->has_experts ? &p->of.experts : NULL;
     job.n_args = p->n;
     job.epilogue = p->has_epilogue ? &p->epilogue : NULL;
     job.scratch = p->scratch;
@@ -32147,22 +32433,17 @@ static struct gcuda_mul_mat_job gcudai_cuda_products_job(const struct gcudai_cud
 }
 
 // Whether the kernel file takes the products as one launch; if so, its scratch.
-static bool gcudai_cuda_products_take(const struct gcudai_cuda * cu, struct gcudai_cuda_products * p) {
+static bool gcudai_cuda_products_take(const struct gcudai_cuda_window * w, struct gcudai_cuda_products * p) {
     struct gcuda_mul_mat_job job = gcudai_cuda_products_job(p);
-    job.device = &cu->kernels;
-    const bool takes = gcuda_mul_mat_takes(&job);
-    p->scratch_bytes = takes ? gcuda_mul_mat_scratch_bytes(&job) : 0;
+    job.device = &w->cu->kernels;
+    const bool takes = gcudai_cuda_need(w, 0, gcuda_mul_mat_takes(&job), "is refused by the kernel with these nodes");
+    p->scratch_bytes = takes && !p->has_experts ? gcuda_mul_mat_scratch_bytes(&job) : 0;
     return takes;
 }
 
-static gcuda_status gcudai_cuda_run_products(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&args->products);
+static gcuda_status gcudai_cuda_run_products(const struct gcudai_cuda_products * p, gcuda_stream stream) {
+    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(p);
     return gcuda_launch_mul_mat(&job, stream);
-}
-
-static void ** gcudai_cuda_scratch_products(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = args->products.scratch_bytes;
-    return &args->products.scratch;
 }
 
 // Arguments of product y, with the precision that was chosen for the window's node i.
@@ -32174,339 +32455,106 @@ static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const 
     p->prec = gcudai_cuda_choice(w, i)->prec;
 }
 
-// A product on path VEC that takes an epilogue.
-static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
-    if (i >= w->n || !gcudai_is_product(w->node[i]->op)) { return false; }
-    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
-    return choice->path == GCUDAI_CUDA_MM_VEC && choice->takes_epilogue && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
-}
-
-// The path of many columns with an epilogue, where that gains; else PLAIN. WGMMA gains where k is split: an epilogue in the kernel that
-// adds the parts takes 1 to 3 us on an H200, a chain of element-wise operations after it 13 to 15 (Q4_0, 4096 x 14336, 512 columns).
-static enum gcudai_cuda_mm_path gcudai_cuda_steps_path(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return GCUDAI_CUDA_MM_PLAIN; }
-    const struct gcuda_tensor * y = w->node[i];
-    const struct gcudai_cuda_mm_choice * choice = gcudai_cuda_choice(w, i);
-    const bool pays = choice->path == GCUDAI_CUDA_MM_WGMMA ? choice->layout.n_splits > 1 : choice->path == GCUDAI_CUDA_MM_TILE;
-    const bool may = y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1;
-    return may && pays && choice->takes_epilogue ? choice->path : GCUDAI_CUDA_MM_PLAIN;
-}
-
-// An F32 array that repeats over y with sizes of 1 or y's.
-static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
-    bool is_so = t != NULL && t->type == GCUDA_TYPE_F32;
-    for (int d = 0; d < GCUDA_MAX_DIMS && is_so; ++d) { is_so = t->ne[d] == 1 || t->ne[d] == y->ne[d]; }
-    return is_so;
-}
-
-// The other operand of the window's node i, which alone reads `value`; NULL: node i is no such operation.
-static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
-    if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, value)) { return NULL; }
-    const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[value]);
-    return y->type == GCUDA_TYPE_F32 && gcuda_are_same_shape(y, w->node[value]) && gcudai_cuda_repeats(other, y) ? other : NULL;
-}
-
-// The bias that node i adds to the product at node i - 1: of mul_mat_id an expert's.
-static const struct gcuda_tensor * gcudai_cuda_bias(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor * product = w->node[i - 1], * y = i < w->n ? w->node[i] : NULL;
-    if (product->op == GCUDA_OP_MUL_MAT) { return gcudai_cuda_operand(w, i, GCUDA_OP_ADD, i - 1); }
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_ADD_ID) && gcudai_cuda_is_inner(w, i - 1) && y->src[0] == product &&
-                   y->src[2] == product->src[2] && y->type == GCUDA_TYPE_F32 && y->src[1]->type == GCUDA_TYPE_F32 &&
-                   y->src[1]->ne[0] == y->ne[0] && y->src[1]->ne[1] == product->src[0]->ne[2]
-               ? y->src[1]
-               : NULL;
-}
-
-// A second product of the same activations after the first, each with a bias or without, and the gate that reads both.
-static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcuda_tensor * bias) {
-    const struct gcudai_cuda_window * w = s->w;
-    const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
-    const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
-    if (!gcudai_cuda_is_product(w, 0) || !gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] ||
-        b->src[2] != a->src[2] || b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) ||
-        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0) ||
-        (a->op == GCUDA_OP_MUL_MAT && gcudai_param_i32(b, 1) != gcudai_param_i32(a, 1))) {
-        return false;
-    }
-    const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
-    const int last = second + (second_bias != NULL), i = last + 1;
-    if ((bias == NULL) != (second_bias == NULL) || !gcudai_cuda_is_op(w, i, GCUDA_OP_GLU)) { return false; }
-    const struct gcuda_tensor * y = w->node[i], * u = w->node[first], * v = w->node[last];
-    const bool is_first = y->src[0] == u && y->src[1] == v;
-    const bool is_few = a->op == GCUDA_OP_MUL_MAT_ID || gcuda_nrows(a) == a->src[0]->ne[2] * a->src[0]->ne[3];
-    if (!is_few || (!is_first && (y->src[0] != v || y->src[1] != u)) || y->type != GCUDA_TYPE_F32 || !gcudai_cuda_is_inner(w, first) ||
-        !gcudai_cuda_is_inner(w, last) || (bias != NULL && !gcudai_cuda_is_inner(w, second))) {
-        return false;
-    }
-    union gcudai_args glu;
-    gcudai_glu_args(y, &glu);
-    s->e.glu = glu.glu.op;
-    s->e.alpha = glu.glu.alpha;
-    s->e.limit = glu.glu.limit;
-    s->gate = is_first ? a : b;
-    s->up = is_first ? b : a;
-    s->e.up = s->up->src[0]->data;
-    s->e.bias = gcudai_array(is_first ? bias : second_bias);
-    s->e.up_bias = gcudai_array(is_first ? second_bias : bias);
-    s->step = GCUDAI_CUDA_GATE;
-    s->taken = i + 1;
-    return true;
-}
-
-// The gated activation that equals this activation for a gate of 1.
-static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
-    int gate = 0;
-    while (gate < GCUDA_GLU_OP_COUNT && (gcudai_glu_acts[gate] != op || op == GCUDA_UNARY_OP_COUNT)) { ++gate; }
-    return (enum gcuda_glu_op) gate;
-}
-
-// The next node, if it is a later step of the epilogue.
-static bool gcudai_cuda_take_step(struct gcudai_cuda_sums * s) {
-    const struct gcudai_cuda_window * w = s->w;
-    const int i = s->taken;
-    const struct gcuda_tensor * factor = gcudai_cuda_operand(w, i, GCUDA_OP_MUL, i - 1);
-    const struct gcuda_tensor * residual = gcudai_cuda_operand(w, i, GCUDA_OP_ADD, i - 1);
-    if (factor != NULL && s->step < GCUDAI_CUDA_FACTOR) {
-        s->e.factor = gcudai_array(factor);
-        s->step = GCUDAI_CUDA_FACTOR;
-    } else if (residual != NULL && s->step < GCUDAI_CUDA_RESIDUAL) {
-        s->e.residual = gcudai_array(residual);
-        s->step = GCUDAI_CUDA_RESIDUAL;
-    } else if (s->step < GCUDAI_CUDA_GATE && gcudai_cuda_is_op(w, i, GCUDA_OP_UNARY) && gcudai_cuda_is_inner(w, i - 1) &&
-               w->node[i]->src[0] == w->node[i - 1] && w->node[i]->type == GCUDA_TYPE_F32 &&
-               gcudai_cuda_gate_of(gcuda_get_unary_op(w->node[i])) != GCUDA_GLU_OP_COUNT) {
-        s->e.is_activated = true;
-        s->e.glu = gcudai_cuda_gate_of(gcuda_get_unary_op(w->node[i]));
-        s->step = GCUDAI_CUDA_GATE;
-    } else if (gcudai_cuda_is_op(w, i, GCUDA_OP_SCALE) && gcudai_cuda_is_inner(w, i - 1) && w->node[i]->src[0] == w->node[i - 1] &&
-               w->node[i]->type == GCUDA_TYPE_F32 && gcudai_param_f32(w->node[i], 1) == 0.0f && s->step < GCUDAI_CUDA_SCALE) {
-        s->e.is_scaled = true;
-        s->e.scale = gcudai_param_f32(w->node[i], 0);
-        s->step = GCUDAI_CUDA_SCALE;
-    } else {
-        return false;
-    }
-    s->taken++;
-    return true;
-}
-
 // All thread blocks read activations and weights: the result must not overlap them. Operands read element by element may be in place.
 static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
     const struct gcuda_tensor * y = w->node[n - 1];
     bool may = gcudai_cuda_may_write(w, n, y, true);
     for (int i = 0; i < n; ++i) {
-        const bool is_product = w->node[i]->op == GCUDA_OP_MUL_MAT || w->node[i]->op == GCUDA_OP_MUL_MAT_ID;
-        for (int k = 0; k < GCUDA_MAX_SRC && is_product; ++k) {
-            may = may && (w->node[i]->src[k] == NULL || !gcudai_cuda_overlap(y, w->node[i]->src[k]));
+        for (int k = 0; k < GCUDA_MAX_SRC && gcudai_is_product(w->node[i]->op); ++k) {
+            may = may && gcudai_cuda_need(w, n - 1, !gcudai_cuda_overlap(y, w->node[i]->src[k]), "overlaps an operand of a product");
         }
     }
     return may;
 }
 
-// The window from its node `first` on.
-static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cuda_window * w, int first) {
-    struct gcudai_cuda_window rest = *w;
-    rest.n = w->n - first;
-    for (int i = 0; i < rest.n; ++i) {
-        rest.at[i] = w->at[first + i];
-        rest.place[i] = w->place[first + i];
-        rest.node[i] = w->node[first + i];
-    }
-    return rest;
-}
-
-// The last node taken is an addition that can be fused with the norm after it, which has more thread blocks than tiles have.
-static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
-    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, s->taken - 1);
+// Node n - 1 is an addition that can be fused with the norm after it, which has more thread blocks than tiles have.
+static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, int n) {
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n - 1);
     union gcudai_cuda_fused args;
-    return gcudai_cuda_match_add_rms_norm_mul(&rest, &args) > 0;
+    return gcudai_cuda_match_window(&rest, gcudai_cuda_add_norm_rows, gcudai_cuda_fit_norm_mul, &args) > 0;
 }
 
-// From the product at the window's first node on, at most `most` nodes.
-static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most, struct gcudai_cuda_sums * s) {
-    GCUDAI_ZERO(*s);
-    s->w = w;
-    s->gate = w->node[0];
-    s->taken = 1;
-    const struct gcuda_tensor * bias = most >= 2 ? gcudai_cuda_bias(w, 1) : NULL;
-    if (bias != NULL) {
-        s->e.bias = gcudai_array(bias);
-        s->step = GCUDAI_CUDA_BIAS;
-        s->taken = 2;
+// Gate and up of the first two products. Returns the gate's.
+static const struct gcuda_tensor * gcudai_cuda_set_gate(const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
+    const struct gcuda_tensor * a = m->w->node[0], * b = gcudai_cuda_of_row(m, GCUDAI_CUDA_SECOND), * y = gcudai_cuda_of_row(m, GCUDAI_CUDA_GATE);
+    const bool is_first = y->src[0] == m->w->node[gcudai_cuda_first_value(m)], has_bias = m->at[GCUDAI_CUDA_BIAS] >= 0;
+    const int bias = is_first ? GCUDAI_CUDA_BIAS : GCUDAI_CUDA_SECOND_BIAS, up_bias = is_first ? GCUDAI_CUDA_SECOND_BIAS : GCUDAI_CUDA_BIAS;
+    union gcudai_args glu;
+    gcudai_glu_args(y, &glu);
+    e->glu = glu.glu.op;
+    e->alpha = glu.glu.alpha;
+    e->limit = glu.glu.limit;
+    e->up = (is_first ? b : a)->src[0]->data;
+    e->bias = gcudai_array(has_bias ? m->x[bias] : NULL);
+    e->up_bias = gcudai_array(has_bias ? m->x[up_bias] : NULL);
+    return is_first ? a : b;
+}
+
+// Returns the product that the arguments are of: the first one, or the gate's.
+static const struct gcuda_tensor * gcudai_cuda_set_epilogue(const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
+    const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, GCUDAI_CUDA_SCALE), * activation = gcudai_cuda_of_row(m, GCUDAI_CUDA_ACTIVATION);
+    const bool has_bias = m->at[GCUDAI_CUDA_BIAS] >= 0, has_gate = m->at[GCUDAI_CUDA_GATE] >= 0;
+    e->bias = gcudai_array(has_bias ? m->x[GCUDAI_CUDA_BIAS] : NULL);
+    e->factor = gcudai_array(m->at[GCUDAI_CUDA_FACTOR] >= 0 ? m->x[GCUDAI_CUDA_FACTOR] : NULL);
+    e->residual = gcudai_array(m->at[GCUDAI_CUDA_RESIDUAL] >= 0 ? m->x[GCUDAI_CUDA_RESIDUAL] : NULL);
+    if (activation != NULL) {
+        e->is_activated = true;
+        e->glu = gcudai_cuda_gate_of(gcuda_get_unary_op(activation));
     }
-    if (most > s->taken + 1) { (void) gcudai_cuda_take_gate(s, bias); }
-    while (s->taken < most && gcudai_cuda_take_step(s)) {}
+    if (scale != NULL) {
+        e->is_scaled = true;
+        e->scale = gcudai_param_f32(scale, 0);
+    }
+    return has_gate ? gcudai_cuda_set_gate(m, e) : m->w->node[0];
 }
 
-static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
+static int gcudai_cuda_fit_product(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
+    const struct gcudai_cuda_window * w = m->w;
     const enum gcudai_cuda_mm_path path = gcudai_cuda_steps_path(w, 0);
-    const bool is_many = path != GCUDAI_CUDA_MM_PLAIN;
-    if (!is_many && !gcudai_cuda_is_product(w, 0)) { return false; }
-    int most = w->n;
-    do {
-        gcudai_cuda_take_sums(w, most, s);
-        most = s->taken - 1;
-    } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_many && gcudai_cuda_is_of_norm(w, s))));
-    s->path = is_many ? path : GCUDAI_CUDA_MM_VEC;
-    return s->taken > 1;
-}
-
-static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
     struct gcudai_cuda_products * p = &args->products;
-    struct gcudai_cuda_sums s;
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
-    gcudai_cuda_product_args(w, s.gate, 0, &p->args[0]);
-    p->args[0].y = gcudai_array(w->node[s.taken - 1]);
-    p->path = (enum gcuda_mul_mat_path) s.path;
-    p->epilogue = s.e;
+    if (m->n < 2) { return 0; }
+    if (!gcudai_cuda_may_write_sums(w, m->n) || (path != GCUDAI_CUDA_MM_PLAIN && gcudai_cuda_is_of_norm(w, m->n))) { return GCUDAI_CUDA_TRY_FEWER; }
+    const struct gcuda_tensor * product = gcudai_cuda_set_epilogue(m, &p->epilogue);
+    p->path = path != GCUDAI_CUDA_MM_PLAIN ? (enum gcuda_mul_mat_path) path : GCUDA_MUL_MAT_VEC;
     p->has_epilogue = true;
-    return gcudai_cuda_products_take(w->cu, p) ? s.taken : 0;
-}
-
-static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    struct gcudai_cuda_sums s;
-    union gcudai_args op;
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT_ID) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
-    gcudai_mul_mat_id_args(s.gate, &op);
-    args->mul_mat_id.args = op.mul_mat_id;
-    args->mul_mat_id.args.y = gcudai_array(w->node[s.taken - 1]);
-    args->mul_mat_id.args.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
-    args->mul_mat_id.args.max_shared = w->cu->max_shared;
-    args->mul_mat_id.epilogue = s.e;
-    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
-    job.epilogue = &args->mul_mat_id.epilogue;
-    job.device = &w->cu->kernels;
-    return gcuda_mul_mat_takes(&job) ? s.taken : 0;
-}
-
-static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_VEC, NULL, &args->mul_mat_id.args);
-    job.epilogue = &args->mul_mat_id.epilogue;
-    return gcuda_launch_mul_mat(&job, stream);
-}
-
-// ---- the norm of one row and a product of its result with few rows of floats: a router ----
-// One matrix of weights, and one of columns.
-static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
-    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
-}
-
-static int gcudai_cuda_match_norm_product(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    struct gcuda_norm_product_args * p = &args->norm_product; // its norm is args->norm_mul
-    struct gcudai_cuda_sums s;
-    int n = gcudai_cuda_match_add_rms_norm_mul(w, args);
-    if (n == 0) { n = gcudai_cuda_match_rms_norm_mul(w, args); }
-    const struct gcuda_tensor * norm = n > 0 ? w->node[n - 1] : NULL, * y = n > 0 && n < w->n ? w->node[n] : NULL;
-    if (y == NULL || !gcudai_cuda_is_single(w, n) || y->src[1] != norm || y->src[0]->type != GCUDA_TYPE_F32 || y->ne[1] != 1) { return 0; }
-    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n);
-    const struct gcuda_tensor * sum = p->norm.sum.data != NULL ? w->node[0] : NULL;
-    bool may = !gcudai_cuda_match_sums(&rest, &s) && gcudai_cuda_may_write(w, n + 1, norm, false) && gcudai_cuda_may_write(w, n + 1, y, false) &&
-               !gcudai_cuda_overlap(norm, y);
-    if (sum != NULL) { may = may && gcudai_cuda_may_write(w, n + 1, sum, false) && !gcudai_cuda_overlap(sum, y); }
-    p->a = gcudai_array(y->src[0]);
-    p->y = gcudai_array(y);
-    return may && gcuda_norm_product_takes(p) ? n + 1 : 0;
-}
-
-static gcuda_status gcudai_cuda_run_norm_product(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_norm_product(&args->norm_product, stream);
-}
-
-// ---- products of the same few columns: queries, keys and values ----
-
-// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
-static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor * y = w->node[i];
-    bool is_so = true;
-    for (int k = 0; k <= i && is_so; ++k) {
-        const struct gcuda_tensor * other = w->node[k];
-        is_so = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
-                !gcudai_cuda_overlap(other, y->src[0]) && !gcudai_cuda_overlap(other, y->src[1]) && (k == i || !gcudai_cuda_overlap(other, y));
+    p->has_experts = product->op == GCUDA_OP_MUL_MAT_ID;
+    if (p->has_experts) {
+        union gcudai_args op;
+        gcudai_mul_mat_id_args(product, &op);
+        p->of.experts = op.mul_mat_id;
+        p->of.experts.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
+        p->of.experts.max_shared = w->cu->max_shared;
+        p->of.experts.y = gcudai_array(w->node[m->n - 1]);
+    } else {
+        gcudai_cuda_product_args(w, product, 0, &p->of.args[0]);
+        p->of.args[0].y = gcudai_array(w->node[m->n - 1]);
     }
-    return is_so;
+    return gcudai_cuda_products_take(w, p) ? m->n : 0;
 }
 
-// Product i has the weight layout and the activations of product 0.
-static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
-    return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
-           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) && // the precision
-           gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1);                                          // the hint
-}
-
-// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the product before.
-static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
-    return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
-}
-
-// Product i can join the group of product 0, and has no epilogue of its own.
-static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
-    return !gcudai_cuda_has_steps(w, i) && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
-}
-
-// The first n products as a group; whether the kernel file takes it.
-static bool gcudai_cuda_take_group(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, int n, struct gcudai_cuda_products * p) {
-    for (int i = 0; i < n; ++i) { gcudai_cuda_product_args(w, w->node[i], i, &p->args[i]); }
-    p->path = (enum gcuda_mul_mat_path) path;
-    p->n = n;
-    return gcudai_cuda_products_take(w->cu, p);
-}
-
-static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
-    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
-    while (n > 1 && !gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_VEC, n, &args->products)) { --n; }
-    return n > 1 ? n : 0;
-}
-
-// ---- ssm_conv, a bias of its channels or none, SiLU ----
-// Compiled out with RECURRENT: the pattern refers to its launcher.
-
-#if GCUDAI_KERNEL_HAS(RECURRENT)
-static int gcudai_cuda_match_ssm_conv(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    struct gcuda_ssm_conv_args * p = &args->op.ssm_conv;
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_SSM_CONV)) { return 0; }
-    const struct gcuda_tensor * bias = gcudai_cuda_row_operand(w, 1, GCUDA_OP_ADD);
-    const int last = bias != NULL ? 2 : 1; // SiLU
-    const struct gcuda_tensor * conv = w->node[0], * y = last < w->n ? w->node[last] : NULL;
-    if (!gcudai_cuda_is_op(w, last, GCUDA_OP_UNARY) || gcuda_get_unary_op(y) != GCUDA_UNARY_OP_SILU || y->src[0] != w->node[last - 1] ||
-        !gcudai_cuda_is_inner(w, last - 1) || (bias != NULL && gcuda_nrows(bias) != 1) || conv->src[0]->type != GCUDA_TYPE_F32 ||
-        y->type != GCUDA_TYPE_F32 || !gcudai_cuda_may_write(w, last + 1, y, false)) {
-        return 0;
-    }
-    gcudai_ssm_conv_args(conv, &args->op);
-    p->y = gcudai_array(y);
-    p->bias = gcudai_array(bias);
-    p->is_activated = true;
-    return last + 1;
-}
-
-static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
-}
-#endif
-
-// ---- products of the same activations with large N, rounded once ----
-// At least one takes WGMMA by itself. The others may have fewer rows and another path that rounds to BF16 too, with another order of
-// accumulation; products on a more precise path do not join.
+// ---- groups: products of the same activations, rounded once ----
+//   VEC     few columns: queries, keys and values
+//   TILE    bits are those of single products. Groups with a product on WGMMA are matched before
+//   WGMMA   at least one product takes WGMMA by itself. The others may have fewer rows and another path that rounds to BF16 too, with
+//           another order of accumulation; products on a more precise path do not join
 
 static bool gcudai_cuda_rounds_to_bf16(enum gcudai_cuda_mm_path path) {
     return path == GCUDAI_CUDA_MM_WGMMA || path == GCUDAI_CUDA_MM_TILE || path == GCUDAI_CUDA_MM_CUBLAS_16;
 }
 
-// One matrix of weights on one device, one matrix of activations.
-static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
-    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
-    return a->ne[2] * a->ne[3] == 1 && y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1 &&
-           gcuda_nelements(y) > 0 && gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL;
+// One matrix of weights, and one of activations.
+static bool gcudai_cuda_is_single(const struct gcuda_tensor * y) {
+    return y->op == GCUDA_OP_MUL_MAT && y->src[0]->ne[2] * y->src[0]->ne[3] == 1 && y->ne[2] * y->ne[3] == 1;
+}
+
+// Such a product on one device.
+static bool gcudai_cuda_is_whole(const struct gcuda_tensor * y) {
+    return gcudai_cuda_is_single(y) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL && gcuda_nelements(y) > 0 &&
+           gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL;
 }
 
 static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
-    if (!gcudai_cuda_is_whole(w, i) || !gcuda_is_quantized(w->node[i]->src[0]->type)) { return false; }
+    if (i >= w->n || !gcudai_cuda_is_whole(w->node[i]) || !gcuda_is_quantized(w->node[i]->src[0]->type)) { return false; }
     struct gcuda_mul_mat_args p;
     gcudai_cuda_product_args(w, w->node[i], i, &p);
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
@@ -32514,125 +32562,181 @@ static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int
     return gcudai_cuda_rounds_to_bf16(gcudai_cuda_choice(w, i)->path) && gcuda_mul_mat_takes(&job);
 }
 
-static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    int n = !w->is_strict && gcudai_cuda_is_wide_product(w, 0) ? 1 : 0;
-    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_is_wide_product(w, n) && gcudai_cuda_is_alike(w, n) &&
-           gcudai_cuda_is_apart(w, n)) {
-        ++n;
+// Node i is a product for a group on this path.
+static bool gcudai_cuda_is_member(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_mm_path path) {
+    if (path == GCUDAI_CUDA_MM_WGMMA) { return !w->is_strict && gcudai_cuda_is_wide_product(w, i); }
+    if (path == GCUDAI_CUDA_MM_VEC) { return gcudai_cuda_is_product(w, i) && gcudai_cuda_is_single(w->node[i]); }
+    return i < w->n && gcudai_cuda_is_whole(w->node[i]) && gcudai_cuda_choice(w, i)->path == path;
+}
+
+static bool gcudai_cuda_overlaps_operands(const struct gcuda_tensor * y, const struct gcuda_tensor * product) {
+    return gcudai_cuda_overlap(y, product->src[0]) || gcudai_cuda_overlap(y, product->src[1]);
+}
+
+// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its operands.
+static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * y = w->node[i];
+    bool is_so = !gcudai_cuda_overlaps_operands(y, y);
+    for (int k = 0; k < i && is_so; ++k) {
+        const struct gcuda_tensor * other = w->node[k];
+        is_so = !gcudai_cuda_overlaps_operands(y, other) && !gcudai_cuda_overlaps_operands(other, y) && !gcudai_cuda_overlap(other, y);
     }
-    bool is_large = false;
-    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_WGMMA; }
-    return n > 1 && is_large && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_WGMMA, n, &args->products) ? n : 0;
+    return gcudai_cuda_need(w, i, is_so, "overlaps another product of the group");
+}
+
+// Product i has the weight layout, the activations, the precision and the hint of product 0.
+static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
+    return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
+           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_cuda_has_pair_params(a, b);
+}
+
+// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the previous product.
+static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
+    return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
+}
+
+// Product i can join the group of product 0, and has no epilogue that its path takes.
+static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_mm_path path) {
+    if (!gcudai_cuda_is_member(w, i, path) || !gcudai_cuda_is_alike(w, i)) { return false; }
+    const int64_t most = path == GCUDAI_CUDA_MM_VEC ? INT64_MAX : path == GCUDAI_CUDA_MM_TILE ? GCUDA_MUL_MAT_TILE_FUSED : 0;
+    const bool has_epilogue = w->node[0]->ne[1] <= most && gcudai_cuda_has_steps(w, i);
+    return gcudai_cuda_need(w, i, !has_epilogue, "has an epilogue") && gcudai_cuda_is_apart(w, i);
+}
+
+// The first n products as a group; whether the kernel file takes it.
+static bool gcudai_cuda_take_group(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, int n, struct gcudai_cuda_products * p) {
+    for (int i = 0; i < n; ++i) { gcudai_cuda_product_args(w, w->node[i], i, &p->of.args[i]); }
+    p->path = (enum gcuda_mul_mat_path) path;
+    p->n = n;
+    return gcudai_cuda_products_take(w, p);
+}
+
+static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
+    int n = 1, n_chosen = 0; // products whose own path it is
+    if (!gcudai_cuda_is_member(w, 0, path)) { return 0; }
+    while (n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n, path)) { ++n; }
+    for (int i = 0; i < n; ++i) { n_chosen += gcudai_cuda_choice(w, i)->path == path; }
+    if (n_chosen == 0) { return 0; }
+    while (n > 1 && !gcudai_cuda_take_group(w, path, n, &args->products)) { n = path == GCUDAI_CUDA_MM_VEC ? n - 1 : 0; }
+    return n > 1 ? n : 0;
+}
+
+// ---- the norm of one row and a product of its result with few rows of floats: a router ----
+
+static bool gcudai_cuda_is_router(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_product(w, i) || !gcudai_cuda_is_single(w->node[i])) { return false; }
+    const struct gcuda_tensor * y = w->node[i];
+    return y->src[1] == w->node[i - 1] && y->src[0]->type == GCUDA_TYPE_F32 && y->ne[1] == 1;
+}
+
+// Other thread blocks read what the group reads: nothing is written in place. sum: that is written too; NULL: none is.
+static bool gcudai_cuda_may_write_router(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * sum) {
+    const struct gcuda_tensor * all[3] = { sum, w->node[n - 2], w->node[n - 1] };
+    bool may = true;
+    for (int i = 0; i < 3; ++i) {
+        may = may && (all[i] == NULL || gcudai_cuda_may_write(w, n, all[i], false));
+        may = may && gcudai_cuda_need(w, n - 1, i == 2 || !gcudai_cuda_overlap(all[i], all[2]), "overlaps another result of the group");
+    }
+    return may;
+}
+
+static int gcudai_cuda_match_norm_product(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
+    const struct gcudai_cuda_window norm = gcudai_cuda_window_from(w, 0); // its misfits are logged by the patterns of norms
+    struct gcuda_norm_product_args * p = &args->norm_product;             // its norm is args->norm_mul
+    union gcudai_cuda_fused product;
+    (void) path;
+    const int n = w->node[0]->op == GCUDA_OP_ADD ? gcudai_cuda_match_window(&norm, gcudai_cuda_add_norm_rows, gcudai_cuda_fit_norm_mul, args)
+                                                 : gcudai_cuda_match_window(&norm, gcudai_cuda_norm_rows, gcudai_cuda_fit_norm_mul, args);
+    if (n == 0 || !gcudai_cuda_is_router(w, n)) { return 0; }
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n);
+    const bool has_epilogue = gcudai_cuda_match_window(&rest, gcudai_cuda_product_rows, gcudai_cuda_fit_product, &product) > 0;
+    p->a = gcudai_array(w->node[n]->src[0]);
+    p->y = gcudai_array(w->node[n]);
+    return gcudai_cuda_need(w, n, !has_epilogue, "has an epilogue") &&
+                   gcudai_cuda_may_write_router(w, n + 1, p->norm.sum.data != NULL ? w->node[0] : NULL) &&
+                   gcudai_cuda_need(w, n, gcuda_norm_product_takes(p), "is refused by the kernel with these nodes")
+               ? n + 1
+               : 0;
 }
 
 // ---- glu + mul_mat with an epilogue: the gate's result is written only in the product's layout ----
 // The product's scratch holds it. The gate reads all of its operands before the product begins, so the product may overwrite them.
 
-static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    const struct gcuda_tensor * glu = w->node[0];
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_GLU) || !gcudai_cuda_is_inner(w, 0) || !gcudai_cuda_is_wide_product(w, 1) ||
-        w->node[1]->src[1] != glu || gcudai_cuda_choice(w, 1)->path != GCUDAI_CUDA_MM_WGMMA) {
-        return 0;
-    }
+// The product at node 1 with an epilogue, or alone; nodes taken.
+static int gcudai_cuda_take_gated(const struct gcudai_cuda_window * w, struct gcudai_cuda_products * p) {
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, 1);
-    struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
     union gcudai_cuda_fused product;
-    union gcudai_args op;
-    GCUDAI_ZERO(product);
-    const int n = gcudai_cuda_match_mul_mat(&rest, &product);
+    const int n = gcudai_cuda_match_window(&rest, gcudai_cuda_product_rows, gcudai_cuda_fit_product, &product);
     *p = product.products;
-    if (n == 0) {
-        GCUDAI_ZERO(*p);
-        p->path = GCUDA_MUL_MAT_WGMMA;
-        gcudai_cuda_product_args(w, w->node[1], 1, &p->args[0]);
-        if (!gcudai_cuda_products_take(w->cu, p)) { return 0; }
-    }
-    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p->args, NULL);
+    if (n > 0) { return n; }
+    GCUDAI_ZERO(*p);
+    p->path = GCUDA_MUL_MAT_WGMMA;
+    gcudai_cuda_product_args(w, w->node[1], 1, &p->of.args[0]);
+    return gcudai_cuda_products_take(w, p) ? 1 : 0;
+}
+
+static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_wide_product(w, 1) || w->node[1]->src[1] != w->node[0]) { return 0; }
+    struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
+    union gcudai_args op;
+    const int n = gcudai_cuda_is_inner(w, 0) && gcudai_cuda_choice(w, 1)->path == path ? gcudai_cuda_take_gated(w, p) : 0;
+    if (n == 0) { return 0; }
+    struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(path, p->of.args, NULL);
     job.device = &w->cu->kernels;
-    gcudai_glu_args(glu, &op);
+    gcudai_glu_args(w->node[0], &op);
     args->glu_mul_mat.glu = op.glu;
     args->glu_mul_mat.glu.form = gcuda_mul_mat_layout(&job).form;
-    return args->glu_mul_mat.glu.form != 0 && gcuda_glu_takes_form(&args->glu_mul_mat.glu) ? GCUDAI_MAX(n, 1) + 1 : 0;
+    const bool takes = args->glu_mul_mat.glu.form != 0 && gcuda_glu_takes_form(&args->glu_mul_mat.glu);
+    return gcudai_cuda_need(w, 0, takes, "cannot write the product's layout") ? n + 1 : 0;
 }
 
 static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
     struct gcuda_glu_args glu = args->glu_mul_mat.glu;
     struct gcudai_cuda_products p = args->glu_mul_mat.products;
-    glu.y.data = p.args[0].b.data = p.scratch;
-    p.args[0].is_rounded = true;
+    glu.y.data = p.of.args[0].b.data = p.scratch;
+    p.of.args[0].is_rounded = true;
     GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
-    const struct gcuda_mul_mat_job job = gcudai_cuda_products_job(&p);
-    return gcuda_launch_mul_mat(&job, stream);
-}
-
-static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = args->glu_mul_mat.products.scratch_bytes;
-    return &args->glu_mul_mat.products.scratch;
-}
-
-// ---- products of the same activations on path TILE, rounded once ----
-// Bits are those of single products. Groups with a product on WGMMA are matched before.
-
-static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_choice(w, i)->path == GCUDAI_CUDA_MM_TILE;
-}
-
-// Product i can join the group of product 0, and has no epilogue of its own, which only few columns take.
-static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) {
-    const bool may_have_steps = w->node[0]->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
-    return gcudai_cuda_is_tile_product(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i) &&
-           !(may_have_steps && gcudai_cuda_has_steps(w, i));
-}
-
-static int gcudai_cuda_match_tile_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    int n = gcudai_cuda_is_tile_product(w, 0) ? 1 : 0;
-    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins_tiles(w, n)) { ++n; }
-    return n > 1 && gcudai_cuda_take_group(w, GCUDAI_CUDA_MM_TILE, n, &args->products) ? n : 0;
+    return gcudai_cuda_run_products(&p, stream);
 }
 
 // ---- all of them, tried in this order ----
+
+struct gcudai_cuda_pattern {
+    const char * name;
+    enum gcudai_cuda_pattern_kind kind;
+    const struct gcudai_cuda_row * rows; // NULL: match finds the nodes
+    gcudai_cuda_fit fit;
+    int (*match)(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args); // nodes taken; 0: none
+    enum gcudai_cuda_mm_path path; // of match
+    enum gcuda_op first;           // operation that match begins with; NONE: any
+};
 // clang-format off
+#define GCUDAI_CUDA_BY_ROWS(rows, fit) gcudai_cuda_##rows##_rows, gcudai_cuda_fit_##fit, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
-    { "rope of queries + rope + set_rows + values", gcudai_cuda_match_rope_rope_set_values, gcudai_cuda_run_rope_set, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "rope + set_rows + values", gcudai_cuda_match_rope_set_values, gcudai_cuda_run_rope_set, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "hadamard", gcudai_cuda_match_hadamard, gcudai_cuda_run_hadamard, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
-        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
-        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
-        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_products, gcudai_cuda_scratch_products,
-        GCUDAI_CUDA_FUSED_PRODUCTS, { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_MUL_MAT_ID, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_GLU, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_UNARY, GCUDA_OP_SOFT_MAX, GCUDA_OP_ARGSORT } },
-    { "sum of parts + add + rms_norm + mul", gcudai_cuda_match_parts_norm_mul, gcudai_cuda_run_norm_mul, NULL,
-        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "norm + router", gcudai_cuda_match_norm_product, gcudai_cuda_run_norm_product, NULL,
-        GCUDAI_CUDA_FUSED_NORM_PRODUCT, { GCUDA_OP_ADD, GCUDA_OP_RMS_NORM, GCUDA_OP_NONE } },
-    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
-        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_ADD, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL,
-        GCUDAI_CUDA_FUSED_NORM, { GCUDA_OP_RMS_NORM, GCUDA_OP_NONE, GCUDA_OP_NONE } },
-    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SCALE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    // One match finds all four; with queries it is the next row, with values the one after that.
+    { "rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, gcudai_cuda_match_inputs, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "rope of queries + rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "hadamard", GCUDAI_CUDA_FUSED_HADAMARD, GCUDAI_CUDA_BY_ROWS(hadamard, hadamard) },
+    { "mul_mat + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) }, // of experts: the next row
+    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_VEC, GCUDA_OP_MUL_MAT },
+    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_WGMMA, GCUDA_OP_MUL_MAT },
+    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_TILE, GCUDA_OP_MUL_MAT },
+    { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, NULL, NULL, gcudai_cuda_match_glu_mul_mat, GCUDAI_CUDA_MM_WGMMA, GCUDA_OP_GLU },
+    { "route", GCUDAI_CUDA_FUSED_ROUTE, NULL, NULL, gcudai_cuda_match_route, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "sum of parts + add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(parts_norm, parts_norm_mul) },
+    { "norm + router", GCUDAI_CUDA_FUSED_NORM_PRODUCT, NULL, NULL, gcudai_cuda_match_norm_product, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(add_norm, norm_mul) },
+    { "rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(norm, norm_mul) },
+    { "scale + soft_max", GCUDAI_CUDA_FUSED_LAST_NODE, GCUDAI_CUDA_BY_ROWS(scale_soft_max, scale_soft_max) },
 #if GCUDAI_KERNEL_HAS(RECURRENT)
-    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_SSM_CONV, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "ssm_conv + silu", GCUDAI_CUDA_FUSED_SSM_CONV, GCUDAI_CUDA_BY_ROWS(ssm_conv, ssm_conv) },
 #endif
-    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL,
-        GCUDAI_CUDA_FUSED_OTHER, { GCUDA_OP_NONE, GCUDA_OP_NONE, GCUDA_OP_NONE } },
+    { "chain", GCUDAI_CUDA_FUSED_CHAIN, NULL, NULL, gcudai_cuda_match_chain, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
 };
 // clang-format on
 
@@ -32651,26 +32755,57 @@ static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const in
 }
 
 static bool gcudai_cuda_may_begin(const struct gcudai_cuda_pattern * pattern, enum gcuda_op op) {
-    const enum gcuda_op * first = pattern->first;
-    return first[0] == GCUDA_OP_NONE || op == first[0] || op == first[1] || op == first[2];
+    if (pattern->rows != NULL) { return op == pattern->rows[0].op[0] || op == pattern->rows[0].op[1]; }
+    return pattern->match != NULL && (pattern->first == GCUDA_OP_NONE || op == pattern->first);
+}
+
+// The row of the table that names what was matched.
+static const struct gcudai_cuda_pattern * gcudai_cuda_variant(const struct gcudai_cuda_pattern * pattern, const union gcudai_cuda_fused * args) {
+    const bool is_rope = pattern->kind == GCUDAI_CUDA_FUSED_ROPE_SET;
+    if (!is_rope) { return pattern + (pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS && args->products.has_experts); }
+    return pattern + (args->rope_set.q.data != NULL) + 2 * (args->rope_set.v.data != NULL);
+}
+
+// The products among a pattern's arguments; NULL: it has none.
+static struct gcudai_cuda_products * gcudai_cuda_fused_products(enum gcudai_cuda_pattern_kind kind, union gcudai_cuda_fused * args) {
+    return kind == GCUDAI_CUDA_FUSED_PRODUCTS ? &args->products : kind == GCUDAI_CUDA_FUSED_GLU_PRODUCT ? &args->glu_mul_mat.products : NULL;
 }
 
 // The first pattern that fits the nodes from the window's first on; NULL: none.
-static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
-    const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args, int * n_taken) {
+static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(struct gcudai_cuda_window * w, union gcudai_cuda_fused * args, int * n_taken) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_patterns) / sizeof(gcudai_cuda_patterns[0]); ++i) {
-        if (!gcudai_cuda_may_begin(&gcudai_cuda_patterns[i], w->node[0]->op)) { continue; }
+        const struct gcudai_cuda_pattern * p = &gcudai_cuda_patterns[i];
+        if (!gcudai_cuda_may_begin(p, w->node[0]->op)) { continue; }
+        w->pattern = p->name;
         GCUDAI_ZERO(*args);
-        *n_taken = gcudai_cuda_patterns[i].match(w, args);
-        if (*n_taken > 0) { return &gcudai_cuda_patterns[i]; }
+        *n_taken = p->rows != NULL ? gcudai_cuda_match_window(w, p->rows, p->fit, args) : p->match(w, p->path, args);
+        if (*n_taken > 0) { return gcudai_cuda_variant(p, args); }
     }
     GCUDAI_ZERO(*args);
     return NULL;
 }
 
+// Kinds whose last node's launcher runs them are left to that.
+static gcuda_status gcudai_cuda_run_fused(enum gcudai_cuda_pattern_kind kind, const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    switch (kind) {
+        case GCUDAI_CUDA_FUSED_HADAMARD: return gcuda_launch_hadamard(&args->op.mul_mat, stream);
+#if GCUDAI_KERNEL_HAS(RECURRENT)
+        case GCUDAI_CUDA_FUSED_SSM_CONV: return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
+#endif
+        case GCUDAI_CUDA_FUSED_CHAIN: return gcuda_launch_chain(&args->chain, stream);
+        case GCUDAI_CUDA_FUSED_NORM: return gcuda_launch_norm_mul(&args->norm_mul, stream);
+        case GCUDAI_CUDA_FUSED_NORM_PRODUCT: return gcuda_launch_norm_product(&args->norm_product, stream);
+        case GCUDAI_CUDA_FUSED_ROPE_SET: return gcuda_launch_rope_set(&args->rope_set, stream);
+        case GCUDAI_CUDA_FUSED_ROUTE: return gcuda_launch_route(&args->route, stream);
+        case GCUDAI_CUDA_FUSED_PRODUCTS: return gcudai_cuda_run_products(&args->products, stream);
+        case GCUDAI_CUDA_FUSED_GLU_PRODUCT: return gcudai_cuda_run_glu_mul_mat(args, stream);
+        default: return gcudai_fail(GCUDA_STATUS_FAILED, "a fused pattern of kind %d has no launcher", (int) kind);
+    }
+}
+
 // ---- the order in which a plan runs its nodes ----
 // That of the graph, but for products of the same activations: queries, keys and values. Programs put rope and cache writes between
-// them; a product moves up to the one before it where no node in between touches what it writes, or writes what it reads.
+// them. A product moves up to the previous product if no node in between touches its result or writes its sources.
 
 enum {
     GCUDAI_CUDA_AHEAD = 24,    // nodes after a product, views included, that are searched
@@ -32681,10 +32816,8 @@ enum {
 static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
     bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
     for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
-        may = (y->src[k] == NULL || !gcudai_cuda_overlap(y->src[k], x)) && (x->src[k] == NULL || !gcudai_cuda_overlap(x->src[k], y));
-        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) {
-            may = y->src[j] == NULL || !gcudai_cuda_overlap(x->src[k], y->src[j]);
-        }
+        may = !gcudai_cuda_overlap(y->src[k], x) && !gcudai_cuda_overlap(x->src[k], y);
+        for (int j = 0; j < GCUDA_MAX_SRC && may && gcudai_writes_source(x, k); ++j) { may = !gcudai_cuda_overlap(x->src[k], y->src[j]); }
     }
     return may;
 }
@@ -32708,7 +32841,7 @@ static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
 // A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
 static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
     const struct gcuda_tensor * t = look->seen[at].tensor;
-    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t) || gcudai_cuda_split_of(gcudai_buffer_of(t->src[0])) != NULL) { return false; }
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t)) { return false; }
     int reader = gcudai_cuda_reader_of(look, at);
     enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
     if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
@@ -32771,12 +32904,12 @@ struct gcudai_cuda_step {
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
     int lane;        // the stream that it runs on
-    int32_t event;   // recorded behind it, for steps on other lanes; -1: none waits
+    int32_t event;   // recorded after it, for steps on other lanes; -1: none waits
     int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
-    enum gcuda_overlap overlap;      // with the step before
+    enum gcuda_overlap overlap;      // with the previous step
     int mask;             // of the plan's, whose classes it reads; -1: none
     bool makes_classes;   // it is the first to read them
-    bool is_rounded, was_rounded;    // its products take their columns as bytes; before the plan followed a change
+    bool is_rounded, was_rounded;    // its products take prequantized activations; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
     cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
     struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
@@ -32793,7 +32926,7 @@ struct gcudai_cuda_mask {
     int64_t n_tokens;
     size_t n_bytes;
     void * classes; // scratch of a run, from its first step to its last
-    int checked;    // place in the plan's order up to which nobody writes to the mask after its classes were found
+    int checked;    // place in the plan's order up to which no node writes to the mask after its classes were found
 };
 
 struct gcudai_cuda_plan {
@@ -32805,7 +32938,7 @@ struct gcudai_cuda_plan {
     size_t n_bytes;     // of host memory
     uint64_t last_used; // on the cache's clock
     bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
-    bool has_run;       // whatever is made by a first run is there
+    bool has_run;       // all that a first run makes exists
     bool no_graph;      // a capture failed, or copies between devices go through host memory, which captures cannot do
     bool no_lanes;      // they could not be made
     int n_lanes, n_events;
@@ -32870,16 +33003,19 @@ static void gcudai_cuda_step_make(
     if (s->pattern == NULL) {
         gcudai_cuda_step_single(cu, s->node, s);
         s->choice = gcudai_cuda_nth(plan, last)->choice;
-    } else if (s->pattern->run == NULL) {
+    } else if (s->pattern->kind == GCUDAI_CUDA_FUSED_LAST_NODE) {
         s->op = gcudai_cuda_op_of(s->node->op);
     }
     s->scratch = s->op != NULL && s->op->scratch != NULL ? s->op->scratch(&s->args.op, &s->scratch_bytes) : NULL;
-    if (s->pattern != NULL && s->pattern->scratch != NULL) { s->scratch = s->pattern->scratch(&s->args, &s->scratch_bytes); }
+    struct gcudai_cuda_products * products = s->pattern != NULL ? gcudai_cuda_fused_products(s->pattern->kind, &s->args) : NULL;
+    if (products != NULL) {
+        s->scratch = &products->scratch;
+        s->scratch_bytes = products->scratch_bytes;
+    }
 }
 
 static gcuda_status gcudai_cuda_step_enqueue(struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
-    const bool is_fused = s->pattern != NULL && s->pattern->run != NULL;
-    return is_fused ? s->pattern->run(&s->args, cu->stream) : s->op->run(&s->args.op, cu->stream);
+    return s->op != NULL ? s->op->run(&s->args.op, cu->stream) : gcudai_cuda_run_fused(s->pattern->kind, &s->args, cu->stream);
 }
 
 static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
@@ -32900,10 +33036,10 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
 }
 
 // ---- norms that write prequantized activations ----
-// If only products read the norm's result, and all in one layout: one column on VEC, which every thread block would round again, or any
-// number on WGMMA, which another launch would round. It is written in place of the result.
+// If only products read the norm's result, and all in one activation layout, it is written in place of the result. One column on VEC
+// would be rounded by every thread block again, any number of columns on WGMMA by another launch.
 
-enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
+enum { GCUDAI_CUDA_READERS = 16 }; // steps after a norm that are searched for its readers
 
 // The products of a step as one job; args NULL: there are none, or not of weights in blocks.
 static struct gcuda_mul_mat_job gcudai_cuda_step_job(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
@@ -32929,7 +33065,7 @@ static struct gcuda_activation_layout gcudai_cuda_layout_of(const struct gcudai_
 
 static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
     const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
-    struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.args : &s->args.op.mul_mat;
+    struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.of.args : &s->args.op.mul_mat;
     for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_rounded = is_rounded; }
     s->is_rounded = is_rounded && job.args != NULL;
 }
@@ -33007,11 +33143,11 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
     }
 }
 
-// ---- lanes: independent branches on streams of their own ----
-// A region is a run of steps: its first step comes behind all steps before, and the step behind it waits for all of its own.
-// Within, a step waits for those whose memory it reads or writes, and they it; that the allocator gives
-// the memory of one branch to another is seen that way too. Which lane a step takes is decided as if each took a fixed time
-// more than its bytes need: it is short kernels that gain.
+// ---- lanes: independent branches on separate streams ----
+// A region is a run of steps: its first step comes after all earlier steps, and the next step after the region waits for all of them.
+// Within a region, a step waits for earlier steps that write memory which it touches, or that touch memory which it writes. Memory
+// that the allocator gives from one branch to another is seen that way too. Lanes are chosen as if each step took a fixed time more
+// than its bytes need: short kernels gain.
 
 enum { GCUDAI_CUDA_REGION = 64 }; // steps, a bit for each
 
@@ -33066,57 +33202,83 @@ static bool gcudai_cuda_region_conflict(const struct gcudai_cuda_region * r, int
     return false;
 }
 
-// The lane on which each step begins soonest. False: side by side they would end hardly sooner than one after the other.
-static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, int * lane) {
-    const double least_us = 3.0, cross_us = 1.5, bytes_per_us = 3e6; // a kernel; from lane to lane: of a large GPU, roughly
-    double free_at[GCUDAI_CUDA_LANES], end[GCUDAI_CUDA_REGION], serial = 0.0, longest = 0.0, bytes_us = 0.0;
-    bool is_used = false;
-    for (int j = 0; j < r->n; ++j) {
-        const double us = least_us + r->bytes[j] / bytes_per_us;
-        double best = 0.0;
-        lane[j] = 0;
-        for (int l = 0; l < (j == 0 ? 1 : GCUDAI_CUDA_LANES); ++l) {
-            double at = j == 0 ? 0.0 : free_at[l];
-            for (int p = 0; p < j; ++p) {
-                if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, end[p] + (lane[p] == l ? 0.0 : cross_us)); }
-            }
-            if (l == 0 || at < best) {
-                best = at;
-                lane[j] = l;
-            }
-        }
-        end[j] = best + us;
-        for (int l = 0; l < GCUDAI_CUDA_LANES && j == 0; ++l) { free_at[l] = end[0] + (l > 0 ? cross_us : 0.0); }
-        free_at[lane[j]] = end[j];
-        is_used = is_used || lane[j] > 0;
-        serial += us;
-        bytes_us += us - least_us; // memory is read one after the other whatever the lanes
-        longest = GCUDAI_MAX(longest, end[j] + (lane[j] > 0 ? cross_us : 0.0));
-    }
-    return is_used && GCUDAI_MAX(longest, bytes_us + least_us) < 0.9 * serial;
+static bool gcudai_cuda_region_add(struct gcudai_cuda_region * r, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s) {
+    const bool is_ok = gcudai_cuda_region_uses(r, plan, s);
+    uint64_t before = 0;
+    for (int j = 0; j < r->n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(r, j, r->n) << j; }
+    r->before[r->n++] = before;
+    return is_ok;
 }
 
-// Ends the region: its steps get their lanes and what they wait for. Of a lane that it has waited for a step need not ask
-// again for what came earlier there.
-static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
+// Estimates of a large GPU, in microseconds: what a kernel takes beyond its bytes, and a dependency from lane to lane; bytes in one.
+static const double gcudai_cuda_kernel_us = 3.0, gcudai_cuda_cross_us = 1.5, gcudai_cuda_bytes_per_us = 3e6;
+
+// The lanes of a region's steps, when each step ends, and from when on each lane is free.
+struct gcudai_cuda_schedule {
     int lane[GCUDAI_CUDA_REGION];
+    double end[GCUDAI_CUDA_REGION], free_at[GCUDAI_CUDA_LANES];
+};
+
+// When step j can begin on a lane. The first step is on lane 0; other lanes wait for it.
+static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const struct gcudai_cuda_schedule * s, int j, int lane) {
+    double at = s->free_at[lane];
+    for (int p = 0; p < j; ++p) {
+        if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, s->end[p] + (s->lane[p] == lane ? 0.0 : gcudai_cuda_cross_us)); }
+    }
+    return at;
+}
+
+// The lane on which each step begins first. False: in parallel they would end hardly earlier than in order.
+static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
+    double serial = 0.0, longest = 0.0, bytes_us = 0.0;
+    bool is_used = false;
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->free_at[l] = 0.0; }
+    for (int j = 0; j < r->n; ++j) {
+        const double us = gcudai_cuda_kernel_us + r->bytes[j] / gcudai_cuda_bytes_per_us;
+        double best = gcudai_cuda_begin_at(r, s, j, 0);
+        s->lane[j] = 0;
+        for (int l = 1; l < GCUDAI_CUDA_LANES && j > 0; ++l) {
+            const double at = gcudai_cuda_begin_at(r, s, j, l);
+            if (at < best) { s->lane[j] = l; }
+            best = GCUDAI_MIN(at, best);
+        }
+        s->end[j] = s->free_at[s->lane[j]] = best + us;
+        for (int l = 1; l < GCUDAI_CUDA_LANES && j == 0; ++l) { s->free_at[l] = s->end[0] + gcudai_cuda_cross_us; }
+        is_used = is_used || s->lane[j] > 0;
+        serial += us;
+        bytes_us += us - gcudai_cuda_kernel_us; // memory is read in order whatever the lanes
+        longest = GCUDAI_MAX(longest, s->end[j] + (s->lane[j] > 0 ? gcudai_cuda_cross_us : 0.0));
+    }
+    return is_used && GCUDAI_MAX(longest, bytes_us + gcudai_cuda_kernel_us) < 0.9 * serial;
+}
+
+// What step j of the region waits for. known: of each lane, the last step of each other lane that it has waited for.
+static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r, const int * lane, int j,
+    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES]) {
+    struct gcudai_cuda_step * s = &plan->steps[r->first + j];
+    s->lane = lane[j];
+    for (int p = 0; p < j; ++p) {
+        const bool is_first = p == 0 && lane[j] > 0 && known[lane[j]][0] < 0; // after all steps before the region
+        if (lane[p] != lane[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[lane[j]][lane[p]]) {
+            s->wait[lane[p]] = known[lane[j]][lane[p]] = r->first + p;
+        }
+    }
+}
+
+// Ends the region: its steps get their lanes and what they wait for. A step that has waited for a lane does not wait for its earlier
+// steps again.
+static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
+    struct gcudai_cuda_schedule dealt;
     int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES];
-    const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, lane);
+    const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, &dealt);
     memset(known, 0xff, sizeof(known)); // -1
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
         if (r->n > 0) { plan->steps[r->first].wait[l] = r->last[l]; }
         r->last[l] = -1;
     }
     for (int j = 1; j < r->n && is_dealt; ++j) {
-        struct gcudai_cuda_step * s = &plan->steps[r->first + j];
-        s->lane = lane[j];
-        for (int p = 0; p < j; ++p) {
-            const bool is_first = p == 0 && lane[j] > 0 && known[lane[j]][0] < 0; // behind all before the region
-            if (lane[p] != lane[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[lane[j]][lane[p]]) {
-                s->wait[lane[p]] = known[lane[j]][lane[p]] = r->first + p;
-            }
-        }
-        if (lane[j] > 0) { r->last[lane[j]] = r->first + j; }
+        gcudai_cuda_region_waits(plan, r, dealt.lane, j, known);
+        if (dealt.lane[j] > 0) { r->last[dealt.lane[j]] = r->first + j; }
     }
     r->first += r->n;
     r->n = 0;
@@ -33158,10 +33320,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
-        is_ok = gcudai_cuda_region_uses(&r, plan, &plan->steps[i]);
-        uint64_t before = 0;
-        for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
-        r.before[r.n++] = before;
+        is_ok = gcudai_cuda_region_add(&r, plan, &plan->steps[i]);
     }
     gcudai_cuda_region_end(plan, &r);
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = r.last[l]; }
@@ -33173,7 +33332,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     }
 }
 
-// What the plan needs beside the backend's stream. A first run makes it, not a capture.
+// Streams and events of a plan. A first run makes them, not a capture.
 static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
     for (int l = 1; l < plan->n_lanes; ++l) {
         struct gcudai_cuda ** lane = &cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1];
@@ -33213,7 +33372,7 @@ static gcuda_status gcudai_cuda_lane_step(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// After a failure nothing may be left on its way on a lane that nobody waits for.
+// After a failure no work may be in flight on a lane that no stream waits for.
 static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
@@ -33224,7 +33383,7 @@ static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
-// ---- overlap: kernels that start while the one before ends ----
+// ---- overlap: kernels that start while the previous one ends ----
 // One may read before it waits what no kernel of the plan writes. The memory of whole buffers is compared, since those of
 // weights are few, and others than those of results.
 
@@ -33273,7 +33432,7 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
     return is_so;
 }
 
-// What the step's launch may read early because of node t; NULL: nothing.
+// The weights of node t that the step's launch may read early; NULL: none.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
     if (gcudai_is_product(t->op)) { return t->src[0]; }
     const bool has_norm = s->pattern != NULL && (s->pattern->kind == GCUDAI_CUDA_FUSED_NORM || s->pattern->kind == GCUDAI_CUDA_FUSED_NORM_PRODUCT);
@@ -33345,7 +33504,15 @@ static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcud
     return i;
 }
 
-// Which steps share the classes of a mask. Not on several streams, where the first step is not before the others.
+// The mask of a step of attention that shares its classes; -1: none. Not on several streams, where the first step is not before the others.
+static int gcudai_cuda_shared_mask(struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s, bool * is_first) {
+    struct gcuda_flash_attn_ext_args * p = &s->args.op.flash_attn_ext;
+    p->mask_classes = NULL;
+    const size_t n_bytes = plan->n_lanes == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
+    return n_bytes > 0 && n_bytes != SIZE_MAX ? gcudai_cuda_mask_of(plan, p, n_bytes, s->first, is_first) : -1;
+}
+
+// Which steps share the classes of a mask. The sizes of masks that the plan had before are compared, to note what changes.
 static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
     size_t had[GCUDAI_CUDA_MASKS];
     const int n_had = plan->n_masks;
@@ -33354,13 +33521,10 @@ static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         if (s->node->op != GCUDA_OP_FLASH_ATTN_EXT || s->op == NULL) { continue; }
-        struct gcuda_flash_attn_ext_args * p = &s->args.op.flash_attn_ext;
-        int mask = -1;
         bool is_first = false;
-        p->mask_classes = NULL;
-        const size_t n_bytes = plan->n_lanes == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
-        if (n_bytes > 0 && n_bytes != SIZE_MAX) { mask = gcudai_cuda_mask_of(plan, p, n_bytes, s->first, &is_first); }
-        const bool is_other = s->mask != mask || s->makes_classes != is_first || (mask >= 0 && (mask >= n_had || had[mask] != n_bytes));
+        const int mask = gcudai_cuda_shared_mask(plan, s, &is_first);
+        const bool has_grown = mask >= 0 && (mask >= n_had || had[mask] != plan->masks[mask].n_bytes);
+        const bool is_other = has_grown || s->mask != mask || s->makes_classes != is_first;
         plan->is_relinked = plan->is_relinked || is_other;
         s->is_new = s->is_new || is_other;
         s->mask = mask;
@@ -33401,7 +33565,7 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 }
 #endif
 
-// What the plan is about, beside its steps. Weights that are split now and were not want a first run of their own.
+// Notes what the plan's nodes have in common. Weights that are split now and were not need another first run.
 static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
     union gcudai_args unused;
@@ -33470,13 +33634,17 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
         i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
+    plan->is_relinked = true;
+}
+
+// Everything that depends on all steps.
+static void gcudai_cuda_plan_link(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_columns(cu, plan);
     gcudai_cuda_plan_lanes(cu, plan);
     gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);
-    for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
+    for (int i = 0; i < plan->look.n_seen; ++i) { plan->look.seen[i].has_changed = false; }
     plan->is_exec_current = false;
-    plan->is_relinked = true;
 }
 
 // A step whose scratch could not be asked for is no step: the node is named, and counts as changed until that is known.
@@ -33541,15 +33709,10 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
     }
     if (is_as_before) {
         gcudai_cuda_plan_note(plan);
-        gcudai_cuda_plan_columns(cu, plan);
-        gcudai_cuda_plan_lanes(cu, plan);
-        gcudai_cuda_plan_masks(plan);
-        gcudai_cuda_plan_overlap(cu, plan);
     } else {
         gcudai_cuda_plan_steps(cu, plan);
     }
-    for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
-    plan->is_exec_current = false;
+    gcudai_cuda_plan_link(cu, plan);
     cu->plans.stats.n_updated++;
     return gcudai_cuda_plan_asked(cu, plan);
 }
@@ -33605,6 +33768,7 @@ static gcuda_status gcudai_cuda_plan_make(
     plan->n_bytes += look->index.cap * (sizeof(*look->index.keys) + sizeof(*look->index.values));
     gcudai_cuda_plan_choose(cu, &plan->look, true);
     gcudai_cuda_plan_steps(cu, plan);
+    gcudai_cuda_plan_link(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_plan_release(plan);
@@ -33752,10 +33916,10 @@ static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcu
 
 // ---- CUDA graphs that change a little: a view that moves on with every run ----
 // The new steps alone are captured, and their kernels' arguments become those of their nodes. Which nodes those are is known of a
-// graph that was captured step by step in one line, and is kept beside what was instantiated from it. So it is from a plan's first
+// graph that was captured step by step on one stream, and is kept together with its executable graph. Plans do that from their first
 // such change on: most plans never change, and hold one graph instead of two.
 
-// Steps that are on one stream, each behind the one before.
+// All steps are on one stream, in order.
 static bool gcudai_cuda_plan_is_in_line(const struct gcudai_cuda_plan * plan) {
     return (plan->n_lanes == 1 || plan->no_lanes) && !plan->has_split;
 }
@@ -33767,7 +33931,7 @@ static bool gcudai_cuda_plan_may_patch(const struct gcudai_cuda * cu, const stru
            2 * n <= plan->n_steps && plan->generation == gcudai_cuda_scratch_generation(cu);
 }
 
-// The node that a node of a line comes behind; NULL: it is the first. False: there are several.
+// The node that a node depends on; NULL: it is the first. False: there are several.
 static bool gcudai_cuda_node_before(cudaGraphNode_t * node) {
     cudaGraphNode_t before[2] = { NULL, NULL };
     size_t n = 2;
@@ -33788,7 +33952,7 @@ static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cud
            now.func == old.func && gcudai_cuda_went_well(cudaGraphExecKernelNodeSetParams(exec, to, &now));
 }
 
-// Backwards from the last nodes of step i in both graphs to those of the step before, which is another one in each.
+// Goes backwards from the last nodes of step i in both graphs to those of the previous step, which is another one in each.
 static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGraphNode_t before_new) {
     cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_NOTE_ALL], from = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
     const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_NOTE_ALL] : NULL;
@@ -33847,7 +34011,7 @@ static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcud
     }
     *is_launched = st == GCUDA_STATUS_SUCCESS;
     cu->plans.stats.n_graph_launches += *is_launched;
-    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_sides_settle(cu); } // which nobody could during the capture
+    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_sides_settle(cu); } // impossible during the capture
     if (*is_launched || st == GCUDA_STATUS_DEVICE_LOST) { return st; }
     gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on without a CUDA graph", gcudai_message);
     gcudai_cuda_plan_drop_exec(plan);
@@ -34038,7 +34202,7 @@ static void gcudai_cuda_cache_trim(struct gcudai_cuda * cu) {
     }
 }
 
-// The same graph as before, or one that lies where that lay.
+// The plan of this graph, or of one with the same tensors.
 static struct gcudai_cuda_plan * gcudai_cuda_cache_same(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda_plan * p = cu->plans.first;
     while (p != NULL && !gcudai_cuda_is_same_graph(&p->look, graph)) { p = p->next; }
@@ -34049,8 +34213,8 @@ static struct gcudai_cuda_plan * gcudai_cuda_older(struct gcudai_cuda_plan * a, 
     return a == NULL || b->last_used < a->last_used ? b : a;
 }
 
-// One of the same shape: that with the same values; or else, of those of the same part of a model, the one not used for longest, where
-// there are enough of them, or where it was used with other sizes of tensors whose sizes change.
+// A plan of the same shape: the one with the same values; or else one of the same part of a model. Of these it is the least recently
+// used one, if there are enough of them or it was used with other sizes of dynamic tensors.
 static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
     struct gcudai_cuda_plan * oldest = NULL, * resized = NULL;
     int n = 0;

@@ -94,7 +94,7 @@ static int columns_of(const struct gcudai_cuda_plan * plan) {
     int n = 0;
     for (int i = 0; i < plan->n_steps; ++i) {
         const struct gcudai_cuda_step * s = &plan->steps[i];
-        n += s->pattern != NULL && s->pattern->run == gcudai_cuda_run_norm_mul && s->args.norm_mul.form != 0;
+        n += s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_NORM && s->args.norm_mul.form != 0;
     }
     return n;
 }
@@ -1804,7 +1804,7 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
     CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
     const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
     if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS && s->args.products.n == 0) {
-        const struct gcuda_mul_mat_args * args = s->args.products.args;
+        const struct gcuda_mul_mat_args * args = s->args.products.of.args;
         CHECK(s->args.products.path == GCUDA_MUL_MAT_WGMMA && s->args.products.has_epilogue);
         const size_t n_parts = (size_t) product_layout(GCUDA_MUL_MAT_WGMMA, args, 1).n_splits, n = (size_t) args->b.ne[1];
         CHECK(n_parts == (n == 256 ? 2 : 4)); // of 64 columns four pairs of blocks run at once
@@ -3398,12 +3398,12 @@ static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan 
     for (int i = 0; i < plan->n_steps; ++i) {
         const struct gcudai_cuda_step * s = &plan->steps[i];
         w->n_rounded += s->is_rounded;
-        if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_glu_mul_mat) {
-            const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.args, 1).form;
+        if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_GLU_PRODUCT) {
+            const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).form;
             w->has_steps = s->args.glu_mul_mat.products.has_epilogue;
             CHECK(form != 0 && s->args.glu_mul_mat.glu.form == form && (s->overlap != GCUDA_OVERLAP_NONE || GCUDA_SIM_CC < 900));
-            CHECK(s->scratch_bytes >= product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.args, 1).bytes);
-            CHECK(s->args.glu_mul_mat.products.args->max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
+            CHECK(s->scratch_bytes >= product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).bytes);
+            CHECK(s->args.glu_mul_mat.products.of.args->max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
         }
     }
 }
@@ -4351,4 +4351,105 @@ static void sched_once(int variant) {
 TEST(what_other_backends_read_is_written) {
     for (int v = 0; v < 3; ++v) { sched_once(v); }
     clean();
+}
+
+// =====================================================================================================================
+// >>log   why nodes are not fused, as debug messages
+// =====================================================================================================================
+struct log_lines {
+    char text[8192];
+    size_t used;
+};
+static void keep_lines(enum gcuda_log_level level, const char * text, void * user_data) {
+    struct log_lines * lines = (struct log_lines *) user_data;
+    if (level != GCUDA_LOG_LEVEL_DEBUG || strncmp(text, "fusion: ", 8) != 0) { return; }
+    const int n = snprintf(lines->text + lines->used, sizeof lines->text - lines->used, "%s\n", text);
+    lines->used = n > 0 && (size_t) n < sizeof lines->text - lines->used ? lines->used + (size_t) n : lines->used;
+}
+
+// Makes a plan of the case and keeps what is logged meanwhile.
+static void log_of(builder make, int variant, struct log_lines * lines) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct build b;
+    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    memset(lines, 0, sizeof *lines);
+    gcuda_log_set(keep_lines, GCUDA_LOG_LEVEL_DEBUG, lines);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+    REQUIRE(plan != NULL);
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+// Routing whose weights are not divided (variant 0) or whose order is ascending (1); a norm with weights in F16 (2), or that others
+// read (3); products with a bias of another shape (4); nothing wrong (5).
+static void build_missed(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    if (v <= 1) {
+        struct gcuda_tensor * probs = gcuda_soft_max(c, f32(b, 64, 3, 1));
+        struct gcuda_tensor * order = gcuda_argsort(c, probs, v == 1 ? GCUDA_SORT_ORDER_ASC : GCUDA_SORT_ORDER_DESC);
+        struct gcuda_tensor * ids = gcuda_view_2d(c, order, 4, 3, order->nb[1], 0);
+        struct gcuda_tensor * w = gcuda_reshape_2d(c, gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids), 4, 3);
+        out(b, gcuda_sub(c, w, gcuda_sum_rows(c, w)));
+    } else if (v == 4) {
+        struct gcuda_tensor * y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 64, 64), f32(b, 64, 1, 1));
+        out(b, gcuda_add(c, y, f32(b, 32, 1, 1)));
+    } else {
+        struct gcuda_tensor * norm = gcuda_rms_norm(c, f32(b, ROW, ROWS, 1), 1e-5f);
+        out(b, gcuda_mul(c, norm, v == 2 ? gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, ROW) : f32(b, ROW, 1, 1)));
+        if (v == 3) { out(b, gcuda_neg(c, norm)); }
+    }
+}
+
+TEST(a_debug_log_says_why_nodes_are_not_fused) {
+    static const char * const wanted[6] = { "fusion: route: node 4 (sub 'node_7') is not DIV\n",
+        "fusion: route: node 1 (argsort 'node_2') is not descending\n",
+        "fusion: rms_norm + mul: node 1 (mul 'node_1') has another operand that does not repeat F32 rows\n",
+        "fusion: rms_norm + mul: node 1 (mul 'node_1') reads a result that other nodes read as well\n",
+        "fusion: mul_mat + steps: node 1 (add 'node_1') is no bias of the product\n"
+        "fusion: mul_mat + steps: node 1 (add 'node_1') has another operand that does not repeat\n", "" };
+    struct log_lines lines;
+    for (int v = 0; v <= 5; ++v) {
+        log_of(build_missed, v, &lines);
+        CHECK_MSG(strcmp(lines.text, wanted[v]) == 0, "variant %d: the log is \"%s\"", v, lines.text);
+    }
+    clean();
+}
+
+// Gate and up with biases, whose result is where the activations are: two products with their biases, and the gate alone. Matching them
+// once did not end.
+TEST(a_gate_with_biases_on_its_activations_is_taken_apart) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * y[2], * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 1);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 16);
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, base));
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 64, 64), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
+        struct gcuda_tensor * product = gcuda_mul_mat(p.ctx, w, x);
+        y[i] = gcuda_add(p.ctx, product, bias);
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, w, base + 8192 * (i + 1)));
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, bias, base + 32768 + 1024 * i));
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, product, base + 36864 + 1024 * i));
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, y[i], base + 40960 + 1024 * i));
+    }
+    struct gcuda_tensor * gate = gcuda_swiglu_split(p.ctx, y[0], y[1]);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, gate));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, gate, base));
+    for (int i = 0; i < 2; ++i) {
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 3 : 1);
+        gcuda_backend_graph_plan_free(backend, plan);
+        gate->data = base + 49152; // apart
+    }
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(backend);
 }
