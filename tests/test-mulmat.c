@@ -152,7 +152,7 @@ static void dot_data_fill(struct dot_data * d, struct rng * r, enum gcudai_q_kin
     }
     for (int c = 0; c < DOT_COLS; ++c) {
         for (int i = 0; i < GCUDAI_Q_CHUNK; ++i) { x[i] = i < 512 ? (i % 3 ? 1.0f : -1.0f) : (float) random_unit(r); }
-        gcudai_q_pack_column(&gcudai_simd_scalar, GCUDA_TYPE_F32, (const char *) x, 4, GCUDAI_Q_CHUNK, d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c);
+        gcudai_q_pack_column(&gcudai_simds[GCUDA_CPU_ISA_SCALAR], GCUDA_TYPE_F32, (const char *) x, 4, GCUDAI_Q_CHUNK, d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c);
         d->x[c] = gcudai_q_col_at(d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c, GCUDAI_Q_CHUNK, 0);
     }
 }
@@ -186,7 +186,7 @@ TEST(integer_products) {
                     float out[DOT_COLS + 1];
                     double size;
                     for (int c = 0; c <= DOT_COLS; ++c) { out[c] = 3.0f; }
-                    simd->q_dot[kind](d.q, d.sc, d.mn, DOT_CENTER, d.x, n_cols, n, out);
+                    simd->q_dot(kind, d.q, d.sc, d.mn, DOT_CENTER, d.x, n_cols, n, out);
                     for (int c = 0; c <= DOT_COLS; ++c) {
                         const double want = c < n_cols ? 3.0 + dot_reference(&d, (enum gcudai_q_kind) kind, c, n, &size) : 3.0;
                         CHECK_MSG(fabs((double) out[c] - want) <= (c < n_cols ? 1e-6 * size : 0.0) + 1e-5, "%s kind %d cols %d n %d: column %d is %g, want %g",
@@ -294,7 +294,7 @@ TEST(float_products) { // any length, any address; what lies behind the row is N
                 }
                 for (int n_cols = 1; n_cols <= COLS; ++n_cols) {
                     float out[COLS];
-                    simd->dot[t](wraw + shift, cols, n_cols, n, out);
+                    simd->dot(types[t], wraw + shift, cols, n_cols, n, out);
                     for (int c = 0; c < n_cols; ++c) {
                         double want = 0.0;
                         for (int i = 0; i < n; ++i) {

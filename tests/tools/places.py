@@ -55,9 +55,8 @@ TYPE = ("q8_x", "", [
     ("row", "gcuda.h", "    X(MXFP4,   39, mxfp4,",
      "    X(Q8_X, 31, q8_x, \"q8_x\", 32, 34, 1, yes, yes, 2, no, one, yes, S32, 0, Q8_0, none) \\\n"),
     ("conversion", "gcuda.h", "enum {\n#define X(ID, ...) GCUDAI_TYPE_LINE_##ID,",
-     "static void gcudai_dequantize_row_q8_x(const void * x, float * y, int64_t n) { gcudai_dequantize_row_q8_0(x, y, n); }\n"
      "static void gcudai_quantize_row_q8_x(const float * x, void * y, int64_t n) { gcudai_quantize_row_q8_0(x, y, n); }\n\n"),
-    ("codes", "gcuda.h", "// ---- choice of the instruction set ----",
+    ("codes", "gcuda.h", "// All that is compiled for an instruction set;",
      "static void gcudai_codes_q8_x(GCUDAI_CODES_ARGS) { gcudai_codes_q8_0(w, n, q, sc, mn); }\n"
      "#define gcudai_codes_q8_x_avx2 gcudai_codes_q8_x\n\n"),
     ("test", "tests/test-mulmat.c", "+static const enum gcuda_type weight_types[] = {\n", "    GCUDA_TYPE_Q8_X,\n"),
