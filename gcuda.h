@@ -30266,7 +30266,7 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
-    const char * left_out = gcudai_cuda_ops[y->op].left_out_by;
+    const char * left_out = gcudai_op_row(y->op) != NULL ? gcudai_cuda_ops[y->op].left_out_by : NULL;
     GCUDAI_CAN(y, left_out == NULL, "%s left this operation's kernels out of this build", left_out);
     GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
     GCUDAI_TRY(gcudai_cuda_want_built(y, y));

@@ -138,6 +138,7 @@ static struct llm_session_params params_of(int n_chunk, int n_seqs, int n_output
     q.n_threads = 1;
     q.kv_type = GCUDA_TYPE_F32;
     q.kv_is_set = true;
+    q.exact = true; // else a GPU rounds products of several tokens to TF32 and an F32 cache to F16, and those of one token not
     return q;
 }
 
@@ -391,7 +392,6 @@ TEST(llm_windows) {
     write_arch("gemma3", 7);
     for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
     q.n_ctx = 600;
-    q.exact = true; // else a GPU rounds an F32 cache to F16 for chunks of many tokens, and not for few
     CHECK_OK(open_model(&f, &q));
     CHECK_EQ_I(f.s->n_caches, 1);
     CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N));
@@ -440,8 +440,7 @@ TEST(llm_graphs_grow) {
         write_arch(archs[a], a == 0 ? 2 : 7);
         for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
         q.n_ctx = 2 * LLMI_KV_STEP;
-        q.exact = true; // else a GPU rounds an F32 cache to F16 for chunks of many tokens, and not for few
-        CHECK_OK(open_model(&f, &q));
+            CHECK_OK(open_model(&f, &q));
         CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N_FIRST + 12));
         memcpy(part, llm_seq_logits(f.s, 0), sizeof part);
         CHECK_OK(llm_seq_truncate(f.s, 0, 0));
