@@ -12219,8 +12219,6 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 // >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
 // =====================================================================================================
 
-#define gcudai_args gcuda_args
-
 // How the CPU splits a node. Zeroed before a work function fills it in.
 #define GCUDAI_MAX_PHASES 3
 struct gcudai_work {
@@ -12237,10 +12235,10 @@ struct gcudai_op_info {
     int n_src, n_opt, flags;
     unsigned unread; // sources whose elements are not read
     gcuda_status (*check)(const struct gcuda_tensor * y);
-    void (*args)(const struct gcuda_tensor * y, union gcudai_args * args);
+    void (*args)(const struct gcuda_tensor * y, union gcuda_args * args);
     void (*work)(const struct gcuda_tensor * y, struct gcudai_work * w);
     gcuda_status (*can)(const struct gcuda_tensor * y); // on the CPU
-    void (*cpu)(const union gcudai_args * args, const struct gcudai_task * t);
+    void (*cpu)(const union gcuda_args * args, const struct gcudai_task * t);
 };
 static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op); // NULL for an invalid id
 
@@ -12606,7 +12604,7 @@ static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
 }
 
 // >>op:none -------------------------------------------------------------------------------------------
-static void gcudai_none_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_none_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     (void) y;
     args->none.unused = 0;
 }
@@ -12616,7 +12614,7 @@ static gcuda_status gcudai_none_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_none_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_none_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     (void) args;
     (void) t;
 }
@@ -12682,7 +12680,7 @@ static gcuda_status gcudai_reshape_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_reshape_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_reshape_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_none_cpu(args, t);
 }
 
@@ -12750,7 +12748,7 @@ static gcuda_status gcudai_view_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_view_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+static void gcudai_view_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
 
 // >>op:permute ----------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_permuted(
@@ -12820,7 +12818,7 @@ static gcuda_status gcudai_permute_check(const struct gcuda_tensor * y) {
     return gcudai_want_permuted(y, axis);
 }
 
-static void gcudai_permute_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_permute_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_none_cpu(args, t);
 }
 
@@ -12838,7 +12836,7 @@ struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_t
 static gcuda_status gcudai_transpose_check(const struct gcuda_tensor * y) {
     return gcudai_want_permuted(y, gcudai_transpose_axes);
 }
-static void gcudai_transpose_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_transpose_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_none_cpu(args, t);
 }
 
@@ -13014,7 +13012,7 @@ static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_custom_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_custom_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const struct gcudai_custom_params p = gcudai_custom_get(y);
     args->custom.dst = (struct gcuda_tensor *) (uintptr_t) y;
     args->custom.fun = p.fun;
@@ -13031,13 +13029,13 @@ static gcuda_status gcudai_custom_can(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_custom_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_custom_args(y, &args);
     w->n_items[0] = args.custom.n_tasks;
     w->item_cost[0] = 1e6; // unknown: hand tasks out one by one
 }
 
-static void gcudai_custom_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_custom_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_custom_args * p = &args->custom;
     struct gcuda_tensor * const * src = p->dst->src;
     for (int64_t i = t->i0; i < t->i1; ++i) {
@@ -13053,7 +13051,7 @@ static void gcudai_custom_cpu(const union gcudai_args * args, const struct gcuda
 
 // ---------------- ops-a: copies and data movement ----------------
 
-static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_task * t);
+static void gcudai_pad_cpu(const union gcuda_args * args, const struct gcudai_task * t);
 
 // ---- moving elements ----
 
@@ -13516,7 +13514,7 @@ static gcuda_status gcudai_dup_check(const struct gcuda_tensor * y) {
     return gcudai_want_copy(y);
 }
 
-static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->cpy.x = gcudai_array(y->src[0]);
     args->cpy.y = gcudai_array(y);
     args->cpy.scratch = NULL; // kernels take the struct as it is
@@ -13530,7 +13528,7 @@ static void gcudai_cpy_work(const struct gcuda_tensor * y, struct gcudai_work * 
     w->item_cost[0] = gcudai_walk_cost(&walk);
 }
 
-static void gcudai_cpy_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_cpy_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cpy_args * p = &args->cpy;
     struct gcudai_walk walk;
     if (p->x.data != p->y.data || p->x.type != p->y.type) { // else in place
@@ -13539,7 +13537,7 @@ static void gcudai_cpy_cpu(const union gcudai_args * args, const struct gcudai_t
     }
 }
 
-static void gcudai_dup_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
+static void gcudai_dup_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
 
 // >>op:cont -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cont_4d(
@@ -13573,7 +13571,7 @@ static gcuda_status gcudai_cont_check(const struct gcuda_tensor * y) {
     return gcudai_want_copy(y);
 }
 
-static void gcudai_cont_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
+static void gcudai_cont_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
 
 // >>op:cpy --------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -13629,7 +13627,7 @@ static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
     return gcudai_want_pair(y, a, y);
 }
 
-static void gcudai_get_rows_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_get_rows_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->get_rows.x = gcudai_array(y->src[0]);
     args->get_rows.ids = gcudai_array(y->src[1]);
     args->get_rows.y = gcudai_array(y);
@@ -13656,7 +13654,7 @@ static void gcudai_copy_row(const struct gcudai_pair * c, const struct gcuda_arr
     gcudai_pair_run(c, x + i0 / c->unit * xs, xs, y + i0 / c->unit * ys, ys, n / c->unit);
 }
 
-static void gcudai_get_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_get_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
     const struct gcudai_pair pair = gcudai_pair_of(p->x.type, p->y.type);
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -13724,7 +13722,7 @@ static void gcudai_get_rows_back_chain(
     }
 }
 
-static void gcudai_get_rows_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_get_rows_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
     int64_t * first = (int64_t *) (void *) t->shared, * next = first + p->y.ne[1];
     double spent = 0.0;
@@ -13836,7 +13834,7 @@ static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last,
     }
 }
 
-static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_set_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
     const struct gcudai_pair pair = gcudai_pair_of(p->x.type, p->y.type);
     const bool has_many = p->ids.ne[0] > 1;
@@ -13983,7 +13981,7 @@ static gcuda_status gcudai_set_check(const struct gcuda_tensor * y) {
     return gcudai_want_region(y);
 }
 
-static void gcudai_set_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_set_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->set.a = gcudai_array(y->src[0]);
     args->set.b = gcudai_array(y->src[1]);
     args->set.y = gcudai_array(y);
@@ -14001,7 +13999,7 @@ static void gcudai_set_work(const struct gcuda_tensor * y, struct gcudai_work * 
     w->item_cost[1] = gcudai_walk_cost(&walk);
 }
 
-static void gcudai_set_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_set_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_set_args * p = &args->set;
     struct gcudai_walk walk;
     if (t->phase == 1) {
@@ -14055,7 +14053,7 @@ static void gcudai_acc_piece(const struct gcuda_set_args * p, const struct gcuda
     }
 }
 
-static void gcudai_acc_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_acc_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_set_args * p = &args->set;
     if (t->phase == 0) {
         gcudai_set_cpu(args, t);
@@ -14094,7 +14092,7 @@ static gcuda_status gcudai_repeat_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_repeat_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
+static void gcudai_repeat_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -14207,7 +14205,7 @@ static void gcudai_sum_store(const struct gcuda_array * y, const struct gcudai_p
     gcudai_store(y->type, gcudai_at(y, c->i1, c->i2, c->i3) + (size_t) c->i0 * y->nb[0], y->nb[0], c->n, buf);
 }
 
-static void gcudai_repeat_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_repeat_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_array * x = &args->cpy.x, * y = &args->cpy.y;
     const struct gcudai_sum s = gcudai_sum_of(x, y);
     double * parts = (double *) (void *) t->shared, sum[GCUDAI_PIECE];
@@ -14263,7 +14261,7 @@ static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_concat_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_concat_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->concat.a = gcudai_array(y->src[0]);
     args->concat.b = gcudai_array(y->src[1]);
     args->concat.y = gcudai_array(y);
@@ -14282,7 +14280,7 @@ static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai
 }
 
 static void gcudai_concat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     struct gcudai_walk a, b;
     gcudai_concat_args(y, &args);
     gcudai_concat_walk(&args.concat, &a, &b);
@@ -14290,7 +14288,7 @@ static void gcudai_concat_work(const struct gcuda_tensor * y, struct gcudai_work
     w->item_cost[0] = GCUDAI_MAX(gcudai_walk_cost(&a), gcudai_walk_cost(&b));
 }
 
-static void gcudai_concat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_concat_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     struct gcudai_walk a, b;
     gcudai_concat_walk(&args->concat, &a, &b);
     const int64_t n = gcudai_walk_n_items(&a);
@@ -14360,7 +14358,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_pad_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_pad_args * p = &args->pad;
     p->x = gcudai_array(y->src[0]);
     p->y = gcudai_array(y);
@@ -14414,7 +14412,7 @@ static void gcudai_pad_piece(const struct gcuda_pad_args * p, const struct gcuda
     gcudai_zero(size, y + end * ys, ys, c->n - end);
 }
 
-static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_pad_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_piece c = gcudai_piece_of(&args->pad.y, GCUDAI_MOVE_ITEM, item);
         gcudai_pad_piece(&args->pad, &c);
@@ -14451,13 +14449,13 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
 }
 
-static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->pad_reflect_1d.x = gcudai_array(y->src[0]);
     args->pad_reflect_1d.y = gcudai_array(y);
     args->pad_reflect_1d.p0 = gcudai_param_i32(y, 0);
 }
 
-static void gcudai_pad_reflect_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_pad_reflect_1d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_pad_reflect_1d_args * p = &args->pad_reflect_1d;
     const size_t size = gcuda_type_size(p->y.type);
     const ptrdiff_t xs = (ptrdiff_t) p->x.nb[0], ys = (ptrdiff_t) size;
@@ -14501,7 +14499,7 @@ static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_roll_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
+static void gcudai_roll_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
 
 // >>op:diag -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -14523,7 +14521,7 @@ static gcuda_status gcudai_diag_check(const struct gcuda_tensor * y) {
 
 #define GCUDAI_MASK_FAR (INT64_MAX / 4) // further than any diagonal
 
-static void gcudai_mask_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_mask_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_mask_args * p = &args->mask;
     const int param = gcudai_param_i32(y, 0);
     p->x = gcudai_array(y->src[0]);
@@ -14562,7 +14560,7 @@ static void gcudai_mask_fill(const struct gcuda_mask_args * p, char * y, int64_t
     }
 }
 
-static void gcudai_mask_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_mask_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_mask_args * p = &args->mask;
     const ptrdiff_t xs = (ptrdiff_t) p->x.nb[0], ys = (ptrdiff_t) p->y.nb[0];
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -14579,7 +14577,7 @@ static void gcudai_mask_cpu(const union gcudai_args * args, const struct gcudai_
     }
 }
 
-static void gcudai_diag_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+static void gcudai_diag_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
 
 // >>op:diag_mask_inf ----------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_diag_mask(
@@ -14613,7 +14611,7 @@ static gcuda_status gcudai_diag_mask_inf_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_diag_mask_inf_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_diag_mask_inf_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_mask_cpu(args, t);
 }
 
@@ -14626,7 +14624,7 @@ struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, s
 }
 
 static gcuda_status gcudai_diag_mask_zero_check(const struct gcuda_tensor * y) { return gcudai_diag_mask_inf_check(y); }
-static void gcudai_diag_mask_zero_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_diag_mask_zero_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_mask_cpu(args, t);
 }
 
@@ -14650,7 +14648,7 @@ static gcuda_status gcudai_tri_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_tri_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+static void gcudai_tri_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
 
 // >>op:fill -------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c, bool inplace) {
@@ -14671,7 +14669,7 @@ struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcud
 }
 
 static gcuda_status gcudai_fill_check(const struct gcuda_tensor * y) { return gcudai_want_float_like(y); }
-static void gcudai_fill_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+static void gcudai_fill_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
 
 // >>op:arange -----------------------------------------------------------------------------------------
 // Number of elements, or -1: in F32, as the values are.
@@ -14702,13 +14700,13 @@ static gcuda_status gcudai_arange_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, n, 1, 1, 1);
 }
 
-static void gcudai_arange_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_arange_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->arange.y = gcudai_array(y);
     args->arange.start = gcudai_param_f32(y, 0);
     args->arange.step = gcudai_param_f32(y, 2);
 }
 
-static void gcudai_arange_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_arange_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_arange_args * p = &args->arange;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_MOVE_ITEM, item);
@@ -14746,7 +14744,7 @@ static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * 
     return gcudai_want_shape(y, dim, x->ne[0], 1, 1);
 }
 
-static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->timestep_embedding.x = gcudai_array(y->src[0]);
     args->timestep_embedding.y = gcudai_array(y);
     args->timestep_embedding.max_period = gcudai_param_i32(y, 1);
@@ -14758,7 +14756,7 @@ static void gcudai_timestep_embedding_work(const struct gcuda_tensor * y, struct
     gcudai_split_rows(y, GCUDAI_TIMESTEP_ITEM, 150.0, w, 0);
 }
 
-static void gcudai_timestep_embedding_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_timestep_embedding_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_timestep_embedding_args * p = &args->timestep_embedding;
     const int64_t half = p->y.ne[0] / 2;
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -14959,7 +14957,7 @@ static gcuda_status gcudai_binary_can(const struct gcuda_tensor * y) {
 
 static gcuda_status gcudai_add_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 
-static void gcudai_binary_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_binary_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_array src[2];
     src[0] = gcudai_array(y->src[0]);
     src[1] = gcudai_array(y->src[1]);
@@ -15000,7 +14998,7 @@ static const char * gcudai_row_repeated(const struct gcuda_array * b, const stru
 
 typedef void (*gcudai_binary_fn)(float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b, int64_t n); // into a
 
-static void gcudai_binary_run(const union gcudai_args * args, const struct gcudai_task * t, gcudai_binary_fn fn) {
+static void gcudai_binary_run(const union gcuda_args * args, const struct gcudai_task * t, gcudai_binary_fn fn) {
     const struct gcuda_binary_args * p = &args->binary;
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -15025,7 +15023,7 @@ static void gcudai_binary_run(const union gcudai_args * args, const struct gcuda
             a[i] = (expr);                                                                                            \
         }                                                                                                             \
     }                                                                                                                 \
-    static void gcudai_##name##_cpu(const union gcudai_args * args, const struct gcudai_task * t) {                   \
+    static void gcudai_##name##_cpu(const union gcuda_args * args, const struct gcudai_task * t) {                   \
         gcudai_binary_run(args, t, gcudai_binary_##name);                                                             \
     }
 GCUDAI_BINARY(add, x + y)
@@ -15073,7 +15071,7 @@ static gcuda_status gcudai_add1_check(const struct gcuda_tensor * y) {
     return gcudai_want_binary(y);
 }
 
-static void gcudai_add1_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_add1_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_binary_run(args, t, gcudai_binary_add);
 }
 
@@ -15102,7 +15100,7 @@ static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_add_id_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_add_id_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->add_id.a = gcudai_array(y->src[0]);
     args->add_id.b = gcudai_array(y->src[1]);
     args->add_id.ids = gcudai_array(y->src[2]);
@@ -15115,7 +15113,7 @@ static int32_t gcudai_read_i32(const char * p) {
     return v;
 }
 
-static void gcudai_add_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_add_id_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_add_id_args * p = &args->add_id;
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -15314,7 +15312,7 @@ static void gcudai_map_arrays(const struct gcuda_tensor * node, struct gcuda_arr
     gcudai_fold(y, x, 1);
 }
 
-static void gcudai_unary_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_unary_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     gcudai_map_arrays(y, &args->unary.x, &args->unary.y);
     args->unary.op = gcuda_get_unary_op(y);
     for (int i = 0; i < 5; ++i) {
@@ -15338,7 +15336,7 @@ static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_arra
     }
 }
 
-static void gcudai_unary_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_unary_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_unary_args * p = &args->unary;
     gcudai_map_run(&p->x, &p->y, p->p, t, gcudai_unary_fns[p->op]);
 }
@@ -15453,7 +15451,7 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     return gcudai_want_like(y, a);
 }
 
-static void gcudai_glu_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_glu_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_glu_args * p = &args->glu;
     p->y = gcudai_array(y);
     p->x = gcudai_array(y->src[0]);
@@ -15514,7 +15512,7 @@ static const enum gcuda_unary_op gcudai_glu_acts[GCUDA_GLU_OP_COUNT] = {
 #undef X
 };
 
-static void gcudai_glu_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_glu_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_glu_args * p = &args->glu;
     float x[GCUDAI_PIECE], g[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -15558,7 +15556,7 @@ struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struc
 
 static gcuda_status gcudai_scale_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
-static void gcudai_map_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_map_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     gcudai_map_arrays(y, &args->map.x, &args->map.y);
     args->map.p[0] = gcudai_param_f32(y, 0);
     args->map.p[1] = gcudai_param_f32(y, 1);
@@ -15566,7 +15564,7 @@ static void gcudai_map_args(const struct gcuda_tensor * y, union gcudai_args * a
 
 #define GCUDAI_MAP_OP(name, expr)                                                                        \
     GCUDAI_MAP(name, expr)                                                                               \
-    static void gcudai_##name##_cpu(const union gcudai_args * args, const struct gcudai_task * t) {      \
+    static void gcudai_##name##_cpu(const union gcuda_args * args, const struct gcudai_task * t) {      \
         gcudai_map_run(&args->map.x, &args->map.y, args->map.p, t, gcudai_map_##name);                   \
     }
 GCUDAI_MAP_OP(scale, p[0] * x + p[1])
@@ -15670,7 +15668,7 @@ struct gcudai_span {
     int64_t part, n_parts; // of the row
     double * slots;        // what part k found in phase s: slots[s * n_parts + k]
 };
-typedef void (*gcudai_span_fn)(const union gcudai_args * args, const struct gcudai_span * s, int phase);
+typedef void (*gcudai_span_fn)(const union gcuda_args * args, const struct gcudai_span * s, int phase);
 
 static int64_t gcudai_n_parts(int64_t len, int64_t span) { return len <= span ? 1 : (len - 1) / span + 1; }
 
@@ -15688,7 +15686,7 @@ static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len,
     }
 }
 
-static void gcudai_spans_run(const union gcudai_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
+static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
     int n_phases, gcudai_span_fn fn) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     double own[GCUDAI_N_SLOTS];
@@ -15828,14 +15826,14 @@ static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) {
     return gcudai_want_norm(y, gcudai_param_f32(y, 0));
 }
 
-static void gcudai_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->norm.x = gcudai_array(y->src[0]);
     args->norm.y = gcudai_array(y);
     args->norm.eps = gcudai_param_f32(y, 0);
 }
 
 // Two passes: E[x^2] - E[x]^2 cancels where the mean is far above the spread.
-static void gcudai_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     const double n = (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
     if (phase < 2) {
@@ -15845,7 +15843,7 @@ static void gcudai_norm_span(const union gcudai_args * args, const struct gcudai
     gcudai_affine_span(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
 }
 
-static void gcudai_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 3, gcudai_norm_span);
 }
 
@@ -15860,7 +15858,7 @@ struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct 
 static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
 // The sum is in double: this is the reference that kernels are held to.
-static void gcudai_rms_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
         gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
@@ -15870,7 +15868,7 @@ static void gcudai_rms_norm_span(const union gcudai_args * args, const struct gc
         1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
-static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_span);
 }
 
@@ -15884,7 +15882,7 @@ struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct g
 
 static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
-static void gcudai_l2_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_l2_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
         gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
@@ -15894,7 +15892,7 @@ static void gcudai_l2_norm_span(const union gcudai_args * args, const struct gcu
     gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
 }
 
-static void gcudai_l2_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_l2_norm_span);
 }
 
@@ -15919,7 +15917,7 @@ static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->rms_norm_back.dy = gcudai_array(y->src[0]);
     args->rms_norm_back.x = gcudai_array(y->src[1]);
     args->rms_norm_back.dx = gcudai_array(y);
@@ -15941,7 +15939,7 @@ static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p
     }
 }
 
-static void gcudai_rms_norm_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_rms_norm_back_args * p = &args->rms_norm_back;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
@@ -15953,7 +15951,7 @@ static void gcudai_rms_norm_back_span(const union gcudai_args * args, const stru
     gcudai_rms_norm_back_write(p, s, gcudai_slot_sum(s, 1) / (xx + n * eps), 1.0 / sqrt(xx / n + eps));
 }
 
-static void gcudai_rms_norm_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_back_span);
 }
 
@@ -15984,7 +15982,7 @@ static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     return gcudai_want_norm(y, gcudai_param_f32(y, 1));
 }
 
-static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->group_norm.x = gcudai_array(y->src[0]);
     args->group_norm.y = gcudai_array(y);
     args->group_norm.n_groups = gcudai_param_i32(y, 0);
@@ -16013,7 +16011,7 @@ static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_
         40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
 }
 
-static void gcudai_group_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_group_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_group_norm_args * p = &args->group_norm;
     const struct gcudai_groups g = gcudai_groups_of(p->x.ne, p->n_groups);
     const int64_t image = s->row / g.per_image, first = s->row % g.per_image * g.channels; // channel
@@ -16037,7 +16035,7 @@ static void gcudai_group_norm_span(const union gcudai_args * args, const struct 
     }
 }
 
-static void gcudai_group_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_group_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcudai_groups g = gcudai_groups_of(args->group_norm.x.ne, args->group_norm.n_groups);
     gcudai_spans_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_span);
 }
@@ -16105,7 +16103,7 @@ static gcuda_status gcudai_sum_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
-static void gcudai_sum_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_sum_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->sum.x = gcudai_array(y->src[0]);
     args->sum.y = gcudai_array(y);
     gcudai_fold(&args->sum.x, NULL, 0);
@@ -16116,7 +16114,7 @@ static void gcudai_put_one(const struct gcuda_array * y, char * row, double valu
     gcudai_store(y->type, row, y->nb[0], 1, &v);
 }
 
-static void gcudai_sum_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_sum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_array * x = &args->sum.x;
     const struct gcudai_total a = gcudai_total_of(x);
     double * found = (double *) (void *) t->shared;
@@ -16153,7 +16151,7 @@ static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcu
     return gcudai_want_shape(y, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
-static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->reduce.x = gcudai_array(y->src[0]);
     args->reduce.y = gcudai_array(y);
 }
@@ -16171,10 +16169,10 @@ static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struc
     }
 }
 
-static void gcudai_sum_rows_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_sum_rows_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     gcudai_row_sums_span(&args->reduce, s, phase, 1.0);
 }
-static void gcudai_sum_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_sum_rows_span);
 }
 
@@ -16187,10 +16185,10 @@ struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor
 }
 
 static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, GCUDA_TYPE_F32); }
-static void gcudai_mean_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_mean_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     gcudai_row_sums_span(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
 }
-static void gcudai_mean_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_mean_span);
 }
 
@@ -16204,7 +16202,7 @@ struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tens
 
 static gcuda_status gcudai_cumsum_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
-static void gcudai_cumsum_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_reduce_args * p = &args->reduce;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
@@ -16229,7 +16227,7 @@ static void gcudai_cumsum_span(const union gcudai_args * args, const struct gcud
     }
 }
 
-static void gcudai_cumsum_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_cumsum_span);
 }
 
@@ -16256,7 +16254,7 @@ static void gcudai_argmax_work(const struct gcuda_tensor * y, struct gcudai_work
     gcudai_spans_of(w, a->ne[1], a->ne[0], GCUDAI_SPAN, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN));
 }
 
-static void gcudai_argmax_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_argmax_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_array * x = &args->reduce.x;
     const char * row = gcudai_row(x, s->row);
     float buf[GCUDAI_PIECE], best = -INFINITY;
@@ -16287,7 +16285,7 @@ static void gcudai_argmax_span(const union gcudai_args * args, const struct gcud
     }
 }
 
-static void gcudai_argmax_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_argmax_span);
 }
 
@@ -16309,7 +16307,7 @@ static gcuda_status gcudai_count_equal_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
-static void gcudai_count_equal_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_count_equal_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->count_equal.a = gcudai_array(y->src[0]);
     args->count_equal.b = gcudai_array(y->src[1]);
     args->count_equal.y = gcudai_array(y);
@@ -16326,7 +16324,7 @@ static int64_t gcudai_count_part(const struct gcuda_count_equal_args * p, const 
     return n;
 }
 
-static void gcudai_count_equal_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_count_equal_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_count_equal_args * p = &args->count_equal;
     const struct gcudai_total a = gcudai_total_of(&p->a);
     int64_t * found = (int64_t *) (void *) t->shared;
@@ -16580,7 +16578,7 @@ static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct g
     gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
 }
 
-static void gcudai_argsort_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_sort_args * p = &args->sort;
     const int64_t n = p->x.ne[0];
     uint64_t * keys = (uint64_t *) (void *) t->local;
@@ -16595,7 +16593,7 @@ static void gcudai_argsort_cpu(const union gcudai_args * args, const struct gcud
     }
 }
 
-static void gcudai_sort_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->sort.x = gcudai_array(y->src[0]);
     args->sort.y = gcudai_array(y);
     args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
@@ -16705,7 +16703,7 @@ static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint
     gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
 }
 
-static void gcudai_top_k_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_top_k_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     for (int64_t row = t->i0; row < t->i1; ++row) {
         gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
     }
@@ -16776,7 +16774,7 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->soft_max.x = gcudai_array(y->src[0]);
     args->soft_max.mask = gcudai_array(y->src[1]);
     args->soft_max.sinks = gcudai_array(y->src[2]);
@@ -16930,7 +16928,7 @@ static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const str
 }
 
 // The result may lie on any source of its layout: what a source says is used up when the sum is known.
-static void gcudai_soft_max_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_soft_max_args * p = &args->soft_max;
     const struct gcudai_soft_max_row row = gcudai_soft_max_row_at(p, s->row);
     if (phase == 0) {
@@ -16948,7 +16946,7 @@ static void gcudai_soft_max_span(const union gcudai_args * args, const struct gc
     }
 }
 
-static void gcudai_soft_max_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->soft_max.x.ne[0], GCUDAI_SPAN, 3, gcudai_soft_max_span);
 }
 
@@ -16983,14 +16981,14 @@ static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->soft_max_back.dy = gcudai_array(y->src[0]);
     args->soft_max_back.y = gcudai_array(y->src[1]);
     args->soft_max_back.dx = gcudai_array(y);
     args->soft_max_back.scale = gcudai_param_f32(y, 0);
 }
 
-static void gcudai_soft_max_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_soft_max_back_args * p = &args->soft_max_back;
     const char * row_dy = gcudai_row(&p->dy, s->row);
     const char * row_y = gcudai_row(&p->y, s->row);
@@ -17011,7 +17009,7 @@ static void gcudai_soft_max_back_span(const union gcudai_args * args, const stru
     }
 }
 
-static void gcudai_soft_max_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_SPAN, 2, gcudai_soft_max_back_span);
 }
 
@@ -17152,7 +17150,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_rope_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_rope_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rope_args * p = &args->rope;
     p->x = gcudai_array(y->src[0]);
     p->pos = gcudai_array(y->src[1]);
@@ -17288,7 +17286,7 @@ static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work *
     w->local_bytes = ((size_t) padded + 2 * (size_t) n_pairs) * sizeof(float);
 }
 
-static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rope_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_rope_args * p = &args->rope;
     struct gcudai_rope_pair * pairs = (struct gcudai_rope_pair *) (void *) t->shared;
     if (t->phase == 0) {
@@ -17329,7 +17327,7 @@ struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct g
 }
 
 static gcuda_status gcudai_rope_back_check(const struct gcuda_tensor * y) { return gcudai_rope_check(y); }
-static void gcudai_rope_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_rope_cpu(args, t);
 }
 
@@ -17360,7 +17358,7 @@ static gcuda_status gcudai_cross_entropy_loss_check(const struct gcuda_tensor * 
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
-static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const int logits = y->op == GCUDA_OP_CROSS_ENTROPY_LOSS ? 0 : 1;
     args->cross_entropy.logits = gcudai_array(y->src[logits]);
     args->cross_entropy.labels = gcudai_array(y->src[logits + 1]);
@@ -17435,7 +17433,7 @@ static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, in
     return (labels != 0.0 ? labels * log(exp_sum) : 0.0) - dot;
 }
 
-static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
     const int64_t n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
@@ -17496,7 +17494,7 @@ static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p,
     }
 }
 
-static void gcudai_cross_entropy_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cross_entropy_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const char * row = gcudai_row(&p->logits, s->row);
     float buf[GCUDAI_PIECE];
@@ -17518,7 +17516,7 @@ static void gcudai_cross_entropy_back_span(const union gcudai_args * args, const
     gcudai_slot_set(s, 1, sum);
 }
 
-static void gcudai_cross_entropy_loss_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_cross_entropy_loss_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_SPAN, 3, gcudai_cross_entropy_back_span);
 }
 
@@ -17554,7 +17552,7 @@ static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_li
 
 static gcuda_status gcudai_opt_step_adamw_check(const struct gcuda_tensor * y) { return gcudai_want_opt_step(y, 4, 7); }
 
-static void gcudai_opt_step_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_opt_step_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const bool is_adamw = y->op == GCUDA_OP_OPT_STEP_ADAMW;
     args->opt_step.a = gcudai_array(y->src[0]);
     args->opt_step.grad = gcudai_array(y->src[1]);
@@ -17568,7 +17566,7 @@ static void gcudai_opt_step_work(const struct gcuda_tensor * y, struct gcudai_wo
     w->item_cost[0] = 20.0 * GCUDAI_ITEM;
 }
 
-static void gcudai_opt_step_adamw_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_opt_step_adamw_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_opt_step_args * p = &args->opt_step;
     const int64_t n = p->a.ne[0] * p->a.ne[1] * p->a.ne[2] * p->a.ne[3];
     const float * k = (const float *) p->params.data;
@@ -17595,7 +17593,7 @@ struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcud
 
 static gcuda_status gcudai_opt_step_sgd_check(const struct gcuda_tensor * y) { return gcudai_want_opt_step(y, 2, 2); }
 
-static void gcudai_opt_step_sgd_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_opt_step_sgd_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_opt_step_args * p = &args->opt_step;
     const int64_t n = p->a.ne[0] * p->a.ne[1] * p->a.ne[2] * p->a.ne[3];
     const float alpha = ((const float *) p->params.data)[0], keep = 1.0f - alpha * ((const float *) p->params.data)[1];
@@ -17677,7 +17675,7 @@ static gcuda_status gcudai_mul_mat_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, a->ne[1], b->ne[1], b->ne[2], b->ne[3]);
 }
 
-static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->mul_mat.a = gcudai_array(y->src[0]);
     args->mul_mat.b = gcudai_array(y->src[1]);
     args->mul_mat.y = gcudai_array(y);
@@ -17883,7 +17881,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
     gcudai_mm_tile(plan->path, &rows, &cols, t->local);
 }
 
-static void gcudai_mul_mat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_mul_mat_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_args * p = &args->mul_mat;
     const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b, p->prec);
     for (int64_t i = t->i0; i < t->i1; ++i) {
@@ -17920,7 +17918,7 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, as->ne[1], ids->ne[0], ids->ne[1], 1);
 }
 
-static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->mul_mat_id.as = gcudai_array(y->src[0]);
     args->mul_mat_id.b = gcudai_array(y->src[1]);
     args->mul_mat_id.ids = gcudai_array(y->src[2]);
@@ -18050,7 +18048,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
 }
 
 // Items run over row tiles first. The list of tiles ends with an empty one; items past it do nothing.
-static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_mul_mat_id_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
     const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids, p->prec);
     const struct gcudai_id_tile * tiles = (const struct gcudai_id_tile *) (const void *) (t->shared + plan.tiles_at);
@@ -18093,7 +18091,7 @@ static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, a->ne[0], b->ne[0], b->ne[2], b->ne[3]);
 }
 
-static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->out_prod.a = gcudai_array(y->src[0]);
     args->out_prod.b = gcudai_array(y->src[1]);
     args->out_prod.y = gcudai_array(y);
@@ -18166,7 +18164,7 @@ static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const str
                      (struct gcudai_gemm_local *) (void *) t->local);
 }
 
-static void gcudai_out_prod_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_out_prod_args * p = &args->out_prod;
     const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
     for (int64_t i = t->i0; i < t->i1; ++i) {
@@ -18368,7 +18366,7 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, y->src[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
 }
 
-static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_flash_attn_ext_args * p = &args->flash_attn_ext;
     p->q = gcudai_array(y->src[0]);
     p->k = gcudai_array(y->src[1]);
@@ -18426,7 +18424,7 @@ static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_arg
 }
 
 static void gcudai_flash_attn_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_flash_attn_ext_args(y, &args);
     const struct gcudai_attn a = gcudai_attn_plan(&args.flash_attn_ext);
     const size_t block = (size_t) a.block, widest = (size_t) GCUDAI_MAX(a.dk, a.dv);
@@ -18654,7 +18652,7 @@ static void gcudai_attn_join(const struct gcuda_flash_attn_ext_args * p, const s
     gcudai_attn_store(p, token, h, s, first + 2, first[0], first[1]);
 }
 
-static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_flash_attn_ext_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     struct gcudai_attn_block b;
     GCUDAI_ZERO(b);
     b.p = &args->flash_attn_ext;
@@ -18766,7 +18764,7 @@ static struct gcuda_array gcudai_flash_attn_back_array(const struct gcuda_tensor
     return a;
 }
 
-static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_flash_attn_ext_back_args * p = &args->flash_attn_ext_back;
     p->q = gcudai_array(y->src[0]);
     p->k = gcudai_array(y->src[1]);
@@ -18814,7 +18812,7 @@ struct gcudai_attn_query {
 };
 
 static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_flash_attn_ext_back_args(y, &args);
     const struct gcuda_flash_attn_ext_back_args * p = &args.flash_attn_ext_back;
     const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(p);
@@ -19059,7 +19057,7 @@ static void gcudai_attn_back_sink(struct gcudai_attn_pairs * b, int64_t h, char 
     ((float *) b->p->dsinks.data)[h] = (float) sum;
 }
 
-static void gcudai_flash_attn_ext_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_flash_attn_ext_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     struct gcudai_attn_pairs b;
     const struct gcudai_attn_back_plan a = gcudai_attn_back_plan_of(&args->flash_attn_ext_back);
     b.p = &args->flash_attn_ext_back;
@@ -19115,7 +19113,7 @@ static void gcudai_lift(struct gcuda_array * a, int i) {
     a->ne[i] = 1;
 }
 
-static void gcudai_conv_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_conv_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_conv_args * p = &args->conv;
     const bool is_back = y->op == GCUDA_OP_IM2COL_BACK;
     p->kernel = gcudai_array(y->src[is_back ? 1 : 0]);
@@ -19212,7 +19210,7 @@ struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tens
 }
 
 static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_param_i32(y, 6) != 0;
@@ -19237,7 +19235,7 @@ static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work
     gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
 }
 
-static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
     struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], 0 }, p->x.nb[2],
         { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
@@ -19269,7 +19267,7 @@ struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda
 }
 
 static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_param_i32(y, 6) != 0;
@@ -19296,7 +19294,7 @@ static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) {
 }
 
 static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_args(y, &args);
     gcudai_stretch_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
 }
@@ -19318,7 +19316,7 @@ static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struc
     }
 }
 
-static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_im2col_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
     float sum[GCUDAI_PIECE];
     double spent = 0.0;
@@ -19361,7 +19359,7 @@ struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_t
     return gcudai_op_finish(ctx, y);
 }
 
-static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_im2col_3d_args * p = &args->im2col_3d;
     p->kernel = gcudai_array(y->src[0]);
     p->x = gcudai_array(y->src[1]);
@@ -19375,7 +19373,7 @@ static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcudai_ar
 }
 
 static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_im2col_3d_args(y, &args);
     const struct gcuda_im2col_3d_args * p = &args.im2col_3d;
     int64_t o[3];
@@ -19393,7 +19391,7 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
         gcudai_product(o[2], p->x.ne[3] / p->channels, 1, 1));
 }
 
-static void gcudai_im2col_3d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_im2col_3d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_im2col_3d_args * p = &args->im2col_3d;
     const int64_t n_images = p->x.ne[3] / p->channels, od = p->y.ne[3] / n_images;
     struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], p->x.nb[2] }, p->x.nb[3],
@@ -19440,7 +19438,7 @@ gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec 
 
 // What conv_2d and conv_2d_dw have in common.
 static gcuda_status gcudai_conv_2d_check_axes(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
@@ -19487,7 +19485,7 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
 static double gcudai_conv_tap_cost(int64_t n_oc) { return 3.0 + 0.4 * (double) n_oc; }
 
 static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args.conv);
     w->n_items[0] = y->ne[3] * c.n_blocks * c.n_oc_blocks;
@@ -19564,7 +19562,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
     }
 }
 
-static void gcudai_conv_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_conv_2d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args->conv);
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_conv_2d_item(&args->conv, &c, item, t);
@@ -19725,7 +19723,7 @@ static bool gcudai_conv_2d_dw_order(const struct gcuda_conv_args * p, struct gcu
 }
 
 static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     struct gcuda_array rows;
     gcudai_conv_args(y, &args);
     (void) gcudai_conv_2d_dw_order(&args.conv, &rows);
@@ -19766,7 +19764,7 @@ static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const s
     }
 }
 
-static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
     struct gcuda_array y;
     const bool is_channels = gcudai_conv_2d_dw_order(p, &y);
@@ -19808,7 +19806,7 @@ struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct
     return gcudai_op_finish(ctx, y);
 }
 
-static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_conv_transpose_args * p = &args->conv_transpose;
     p->kernel = gcudai_array(y->src[0]);
     p->x = gcudai_array(y->src[1]);
@@ -19823,7 +19821,7 @@ static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcud
 }
 
 static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
     const struct gcuda_conv_transpose_args * p = &args.conv_transpose;
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
@@ -19862,7 +19860,7 @@ static double gcudai_conv_transpose_cost(const struct gcuda_conv_transpose_args 
 }
 
 static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
     gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
@@ -19902,7 +19900,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
     }
 }
 
-static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
     const gcudai_lane_add4_fn add4 = gcudai_simd_now()->loops->add4;
     struct gcudai_phases f;
@@ -19931,7 +19929,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
     }
 }
 
-static void gcudai_conv_transpose_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_conv_transpose_1d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_conv_transpose_2d_cpu(args, t);
 }
 
@@ -19986,7 +19984,7 @@ struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_ten
     return gcudai_op_finish(ctx, y);
 }
 
-static void gcudai_pool_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_pool_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_pool_args * p = &args->pool;
     const bool is_1d = y->op == GCUDA_OP_POOL_1D, is_back = y->op == GCUDA_OP_POOL_2D_BACK;
     p->x = gcudai_array(y->src[is_back ? 1 : 0]);
@@ -20046,7 +20044,7 @@ static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct
 }
 
 static gcuda_status gcudai_pool_1d_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_pool_args(y, &args);
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     return gcudai_want_pool(y, &args.pool, y->ne);
@@ -20058,7 +20056,7 @@ static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
 }
 
 static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_pool_args(y, &args);
     gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
@@ -20108,7 +20106,7 @@ static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcud
     return *at < 0 ? -FLT_MAX : max;
 }
 
-static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_pool_1d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_pool_args * p = &args->pool;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
@@ -20139,7 +20137,7 @@ struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_ten
 }
 
 static gcuda_status gcudai_pool_2d_check(const struct gcuda_tensor * y) { return gcudai_pool_1d_check(y); }
-static void gcudai_pool_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_pool_2d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     gcudai_pool_1d_cpu(args, t);
 }
 
@@ -20157,7 +20155,7 @@ struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcud
 }
 
 static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_pool_args(y, &args);
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
@@ -20173,7 +20171,7 @@ static double gcudai_pool_2d_back_cost(const struct gcuda_pool_args * p) {
 
 // Largest values first: where each window has its own. Then every element of the image collects from its windows.
 static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_pool_args(y, &args);
     const struct gcuda_pool_args * p = &args.pool;
     w->n_phases = 2;
@@ -20227,7 +20225,7 @@ static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct
     return (float) (p->op == GCUDA_OP_POOL_MAX ? sum : sum / ((double) p->k0 * (double) p->k1));
 }
 
-static void gcudai_pool_2d_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_pool_2d_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_pool_args * p = &args->pool;
     float buf[GCUDAI_PIECE];
     if (t->phase == 0) {
@@ -20291,7 +20289,7 @@ static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const int32_t mode = gcudai_param_i32(y, 0);
     args->upscale.x = gcudai_array(y->src[0]);
     args->upscale.y = gcudai_array(y);
@@ -20415,7 +20413,7 @@ static double gcudai_upscale_cost(const struct gcuda_upscale_args * p) {
 
 // The taps along dimension 0 are the same for all rows: a table, made first.
 static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_upscale_args(y, &args);
     w->n_phases = 2;
     gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
@@ -20443,7 +20441,7 @@ static void gcudai_upscale_row(const struct gcuda_upscale_args * p, const struct
     }
 }
 
-static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_upscale_args * p = &args->upscale;
     struct gcudai_taps * x = (struct gcudai_taps *) (void *) t->shared;
     float buf[GCUDAI_PIECE], f[4];
@@ -20503,7 +20501,7 @@ static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1);
 }
 
-static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->ssm_conv.x = gcudai_array(y->src[0]);
     args->ssm_conv.c = gcudai_array(y->src[1]);
     args->ssm_conv.y = gcudai_array(y);
@@ -20517,7 +20515,7 @@ static void gcudai_ssm_conv_work(const struct gcuda_tensor * y, struct gcudai_wo
     gcudai_stretch_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
 }
 
-static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_ssm_conv_args * p = &args->ssm_conv;
     const int64_t n_taps = p->c.ne[0];
     const bool is_f32 = p->x.type == GCUDA_TYPE_F32 && p->c.type == GCUDA_TYPE_F32;
@@ -20598,7 +20596,7 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     return gcudai_want_shape(y, n_y + n_s, 1, 1, 1);
 }
 
-static void gcudai_ssm_scan_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_ssm_scan_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_ssm_scan_args * p = &args->ssm_scan;
     p->s = gcudai_array(y->src[0]);
     p->x = gcudai_array(y->src[1]);
@@ -20683,7 +20681,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
     }
 }
 
-static void gcudai_ssm_scan_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_ssm_scan_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_ssm_scan_item(&args->ssm_scan, item, t);
     }
@@ -20798,7 +20796,7 @@ struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_t
 
 static gcuda_status gcudai_rwkv_wkv6_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 6, 3); }
 
-static void gcudai_rwkv_wkv6_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_rwkv_wkv6_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
     p->k = gcudai_array(y->src[0]);
     p->v = gcudai_array(y->src[1]);
@@ -20819,7 +20817,7 @@ static GCUDAI_INLINE void gcudai_wkv6_key(float * GCUDAI_RESTRICT w, float * GCU
     }
 }
 
-static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rwkv_wkv6_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
     double spent = 0.0;
@@ -20862,7 +20860,7 @@ static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y
     return gcudai_linear_attn_check(y, 5, -1);
 }
 
-static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
     p->k = gcudai_array(y->src[0]);
     p->v = gcudai_array(y->src[1]);
@@ -20881,7 +20879,7 @@ static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUD
     }
 }
 
-static void gcudai_gated_linear_attn_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_gated_linear_attn_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
     double spent = 0.0;
@@ -20920,7 +20918,7 @@ struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_t
 
 static gcuda_status gcudai_rwkv_wkv7_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 7, -1); }
 
-static void gcudai_rwkv_wkv7_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_rwkv_wkv7_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
     p->r = gcudai_array(y->src[0]);
     p->w = gcudai_array(y->src[1]);
@@ -20956,7 +20954,7 @@ static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_R
     return sum;
 }
 
-static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_rwkv_wkv7_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
     const gcudai_lane_dot_fn dot = gcudai_simd_now()->loops->dot;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
@@ -21009,7 +21007,7 @@ static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
     return gcudai_want_like(y, b);
 }
 
-static void gcudai_solve_tri_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+static void gcudai_solve_tri_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->solve_tri.a = gcudai_array(y->src[0]);
     args->solve_tri.b = gcudai_array(y->src[1]);
     args->solve_tri.y = gcudai_array(y);
@@ -21061,7 +21059,7 @@ static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t
     }
 }
 
-static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+static void gcudai_solve_tri_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_solve_tri_item(&args->solve_tri, item, t);
     }
@@ -24829,7 +24827,7 @@ static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_
 // One phase of a node, cut into chunks.
 struct gcudai_cpu_job {
     const struct gcudai_op_info * info;
-    const union gcudai_args * args;
+    const union gcuda_args * args;
     struct gcudai_run * run;
     int64_t n_items, items_per_chunk;
     int phase;
@@ -24884,7 +24882,7 @@ static gcuda_status gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_co
 
 static gcuda_status gcudai_cpu_run_node(
     const struct gcuda_tensor * y, const struct gcudai_cpu_setup * s, struct gcudai_run * run) {
-    union gcudai_args args;
+    union gcuda_args args;
     struct gcudai_work w;
     struct gcudai_cpu_job job;
     GCUDAI_ZERO(args);
@@ -30087,7 +30085,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
 
 // args: of mul_mat or mul_mat_id, whichever the node is. choice: made by a first run, which opens the other devices.
 static gcuda_status gcudai_cuda_split_node(
-    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
+    struct gcudai_cuda * cu, const union gcuda_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
     if (node->op == GCUDA_OP_MUL_MAT) {
         return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node, choice);
@@ -30158,12 +30156,12 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
 #define GCUDAI_CUDA_RUN_own(ID, name, args)
 #define GCUDAI_CUDA_RUN_product(ID, name, args)
 #define GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                          \
-    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
+    static gcuda_status gcudai_cuda_run_##ID(const union gcuda_args * a, gcuda_stream stream) {                       \
         return gcuda_launch_##name(&a->args, stream);                                                                  \
     }
 #define GCUDAI_CUDA_RUN_scratch(ID, name, args)                                                                        \
     GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                              \
-    static void ** gcudai_cuda_scratch_##ID(union gcudai_args * a, size_t * n_bytes) {                                 \
+    static void ** gcudai_cuda_scratch_##ID(union gcuda_args * a, size_t * n_bytes) {                                 \
         *n_bytes = gcuda_##name##_scratch_bytes(&a->args);                                                             \
         return &a->args.scratch;                                                                                       \
     }
@@ -30180,8 +30178,8 @@ struct gcudai_cuda_pack {
 
 struct gcudai_cuda_op {
     gcuda_status (*can)(const struct gcuda_tensor * y); // NULL: there is nothing to run
-    gcuda_status (*run)(const union gcudai_args * args, gcuda_stream stream);
-    void ** (*scratch)(union gcudai_args * args, size_t * n_bytes);
+    gcuda_status (*run)(const union gcuda_args * args, gcuda_stream stream);
+    void ** (*scratch)(union gcuda_args * args, size_t * n_bytes);
     const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
     // offsets of fields in the args, 0: none; the first member is never one of them
     size_t bad_index, max_shared;
@@ -30209,7 +30207,7 @@ struct gcudai_cuda_op {
 #define GCUDAI_CUDA_FNS_product(ID, name, refuses) gcudai_cuda_##refuses##_can, NULL, NULL // see gcudai_cuda_run_product
 #define GCUDAI_CUDA_FNS_plain(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, NULL
 #define GCUDAI_CUDA_FNS_scratch(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, gcudai_cuda_scratch_##ID
-// for each family and BASE: what stands in its rows if its kernels exist, else in its place
+// The three for an operation whose kernels this build has (1), or NULLs (0).
 #define GCUDAI_CUDA_FNS(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses)
 #define GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS_IF_##has(launch, ID, name, refuses)
 #define GCUDAI_CUDA_FNS_IF_1(launch, ID, name, refuses) GCUDAI_CUDA_FNS_##launch(ID, name, refuses)
@@ -30217,7 +30215,7 @@ struct gcudai_cuda_op {
 
 // Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
 // before the callback does not belong to this node.
-static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
+static gcuda_status gcudai_cuda_custom(const union gcuda_args * args, gcuda_stream stream) {
     const struct gcuda_custom_args * p = &args->custom;
     const cudaError_t before = cudaPeekAtLastError();
     const gcuda_status st = p->cuda(p->dst, stream, p->userdata);
@@ -30307,7 +30305,7 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 }
 
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
-static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcudai_args * args) {
+static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcuda_args * args) {
     const struct gcudai_cuda_op * op = &gcudai_cuda_ops[y->op];
     const bool is_none = op->bad_index == 0 || (op->is_promise && gcudai_param_i32(y, 4) <= 0);
     return is_none ? NULL : (int32_t **) (void *) ((char *) args + op->bad_index);
@@ -30346,7 +30344,7 @@ static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
 }
 
 // Runs a launcher with its scratch. The scratch is freed at once, because its next user is later on the stream.
-static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
+static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args * args, const struct gcuda_tensor * y) {
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     size_t n_bytes = 0;
     void ** scratch = op->scratch ? op->scratch(args, &n_bytes) : NULL;
@@ -30362,7 +30360,7 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_arg
 static void gcudai_nvtx_push(const struct gcuda_tensor * y);
 static void gcudai_nvtx_pop(void);
 // The kernels that may choose a variant with more shared memory than there always is, under the backend's cap.
-static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcudai_args * args) {
+static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcuda_args * args) {
     const size_t at = gcudai_cuda_ops[op].max_shared;
     if (at > 0) { memcpy((char *) args + at, &cu->max_shared, sizeof(cu->max_shared)); }
 }
@@ -30372,15 +30370,15 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
 }
 
 // The operand that must be packed before the launch: the operation allows any strides, its kernels do not. NULL: none.
-static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcudai_args * args) {
+static struct gcuda_array * gcudai_cuda_unpacked(const struct gcuda_tensor * y, union gcuda_args * args) {
     const struct gcudai_cuda_pack * pack = &gcudai_cuda_ops[y->op].pack;
     const bool is_none = pack->is_packed == NULL || pack->is_packed(y->src[0]);
     return is_none ? NULL : (struct gcuda_array *) (void *) ((char *) args + pack->operand);
 }
 
 // gcudai_cuda_run_op with a packed copy of that operand, if it needs one.
-static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
-    union gcudai_args own = *args; // a plan keeps its own
+static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
+    union gcuda_args own = *args; // a plan keeps its own
     struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -30398,13 +30396,13 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     return st;
 }
 
-static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(struct gcudai_cuda * cu, enum gcuda_op op, const union gcudai_args * args) {
+static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(struct gcudai_cuda * cu, enum gcuda_op op, const union gcuda_args * args) {
     return op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mm_choose(cu, &args->mul_mat, NULL) : gcudai_cuda_mm_choose(cu, NULL, &args->mul_mat_id);
 }
 
 // choice: of a product, made already, or made here.
 static gcuda_status gcudai_cuda_run_product(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, const union gcudai_args * args, struct gcudai_cuda_mm_choice * choice) {
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, const union gcuda_args * args, struct gcudai_cuda_mm_choice * choice) {
     if (gcudai_cuda_is_split(y)) {
         return gcudai_cuda_split_node(cu, args, y, choice);
     }
@@ -30423,7 +30421,7 @@ static gcuda_status gcudai_cuda_run_product(
 static bool gcudai_is_product(enum gcuda_op op) { return op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_MUL_MAT_ID; }
 
 static gcuda_status gcudai_cuda_run_args(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcudai_cuda_mm_choice choice;
     GCUDAI_ZERO(choice);
     return gcudai_is_product(y->op)     ? gcudai_cuda_run_product(cu, y, args, &choice)
@@ -30432,11 +30430,11 @@ static gcuda_status gcudai_cuda_run_args(
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args);
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args);
 static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st);
 
 static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &args);
@@ -30527,8 +30525,8 @@ struct gcudai_cuda_cut {
 // Operations that are cut along positions or tokens.
 struct gcudai_cuda_turns {
     double (*us)(const struct gcuda_tensor * y);           // microseconds of all steps, a lower bound for any slice: about 1.5 times those on Hopper
-    bool (*can)(const union gcudai_args * args);           // NULL: always
-    void (*prepare)(const struct gcudai_cuda_cut * cut, union gcudai_args * args); // NULL: nothing to do
+    bool (*can)(const union gcuda_args * args);           // NULL: always
+    void (*prepare)(const struct gcudai_cuda_cut * cut, union gcuda_args * args); // NULL: nothing to do
     size_t is_begun, is_open; // offsets of these fields in the args; 0: none
 };
 
@@ -30578,7 +30576,7 @@ struct gcudai_cuda_turns {
 #define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
     GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") }
 #define GCUDAI_CUT_OF_rope(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
-#define GCUDAI_CUT_OF_rope_back(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
+#define GCUDAI_CUT_OF_rope_back(args) GCUDAI_CUT_OF_rope(args)
 #define GCUDAI_CUT_OF_opt_step_adamw(args) GCUDAI_CUT_PLAIN, {                                                        \
     GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), \
     GCUDAI_CUT(opt_step, v, "0=1=2=3=") }
@@ -30617,7 +30615,7 @@ struct gcudai_cuda_turns {
     GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") }
 // clang-format on
 
-static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
+static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcuda_args * args) {
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
 }
 
@@ -30653,13 +30651,13 @@ static double gcudai_cuda_linear_us(const struct gcuda_tensor * y) {
 // ---- operations that process positions or tokens sequentially ----
 
 // Whether the kernels can save the state from which the next slice continues.
-static bool gcudai_cuda_attention_can_turn(const union gcudai_args * args) { return args->flash_attn_ext.running.data != NULL; }
-static bool gcudai_cuda_scan_can_turn(const union gcudai_args * args) { // another alignment would select another kernel
+static bool gcudai_cuda_attention_can_turn(const union gcuda_args * args) { return args->flash_attn_ext.running.data != NULL; }
+static bool gcudai_cuda_scan_can_turn(const union gcuda_args * args) { // another alignment would select another kernel
     return (uintptr_t) args->ssm_scan.s.data % 16 == (uintptr_t) args->ssm_scan.last.data % 16;
 }
 
 // Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
-static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcuda_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
     struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
     const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
@@ -30682,7 +30680,7 @@ static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcu
     last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
 }
 
-static void gcudai_cuda_cut_ssm_scan(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+static void gcudai_cuda_cut_ssm_scan(const struct gcudai_cuda_cut * cut, union gcuda_args * args) {
     struct gcuda_ssm_scan_args * p = &args->ssm_scan;
     (void) cut;
     p->last = p->s;
@@ -30730,7 +30728,7 @@ static const char * gcudai_cuda_cut_rule(const struct gcudai_cuda_cut_array * c,
 }
 
 // Size along d: elements of the result, or the number of positions or tokens.
-static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
+static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcuda_args * args, int d) {
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL && d == GCUDAI_CUDA_CUT_TURN; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
         const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
@@ -30756,7 +30754,7 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
 
 // Whether the result may be cut along dimension d. STOP: neither along d nor along an inner dimension.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
+    const struct gcudai_cuda_cut * cut, union gcuda_args * args, int d) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
     const bool can_turn = cut->turns == NULL || cut->turns->can == NULL || cut->turns->can(args);
@@ -30776,7 +30774,7 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
 //   /  whole groups that share an element, or a part of one
 // A short rest of positions or tokens joins the last slice, so that all slices use the kernel of the whole node.
 static int64_t gcudai_cuda_cut_step(
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
+    const struct gcudai_cuda_cut * cut, union gcuda_args * args, int d, int64_t at, int64_t want) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
@@ -30792,14 +30790,14 @@ static int64_t gcudai_cuda_cut_step(
     return d == GCUDAI_CUDA_CUT_TURN && n - at - want < GCUDAI_CUDA_CUT_TURNS ? n - at : want;
 }
 
-static void gcudai_cuda_cut_turn(const struct gcudai_cuda_turns * turns, union gcudai_args * args, bool is_begun, bool is_open) {
+static void gcudai_cuda_cut_turn(const struct gcudai_cuda_turns * turns, union gcuda_args * args, bool is_begun, bool is_open) {
     if (turns->is_begun > 0) { memcpy((char *) args + turns->is_begun, &is_begun, sizeof(is_begun)); }
     if (turns->is_open > 0) { memcpy((char *) args + turns->is_open, &is_open, sizeof(is_open)); }
 }
 
 // Changes args to those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
+    const struct gcudai_cuda_cut * cut, union gcuda_args * args, int d, int64_t at, int64_t step) {
     const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
@@ -30900,7 +30898,7 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
 }
 
 static gcuda_status gcudai_cuda_chunk_add(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args, double guess) {
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args, double guess) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     if (!c->is_filling) { GCUDAI_TRY(gcudai_cuda_chunk_begin(cu, y)); }
     const double us = gcudai_cuda_cost(cu, y, guess);
@@ -30926,7 +30924,7 @@ static int64_t gcudai_cuda_attention_tokens(const struct gcudai_cuda * cu, const
     return GCUDAI_MAX(rows_at_once / group / block, 1) * block;
 }
 
-static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct gcudai_cuda_cut * cut, const union gcudai_args * args, int d) {
+static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct gcudai_cuda_cut * cut, const union gcuda_args * args, int d) {
     if (cut->op == GCUDA_OP_FLASH_ATTN_EXT && d == 2 && args->flash_attn_ext.plan.block_rows > 0) {
         return gcudai_cuda_attention_tokens(cu, &args->flash_attn_ext);
     }
@@ -30935,7 +30933,7 @@ static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda * cu, const struct
 
 // Runs args in slices of at most a chunk each, along d and then inner dimensions. The estimate improves while slices run.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
+    const struct gcudai_cuda_cut * cut, union gcuda_args * args, double guess, int d) {
     for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
         const int64_t n = gcudai_cuda_cut_size(cut, args, d);
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
@@ -30946,7 +30944,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));
             const int64_t per = d == 0 ? (want / least + 1) * least : GCUDAI_MAX(want / least * least, least);
-            union gcudai_args slice = *args;
+            union gcuda_args slice = *args;
             step = gcudai_cuda_cut_step(cut, args, d, at, GCUDAI_MIN(per, n - at));
             gcudai_cuda_cut_slice(cut, &slice, d, at, step);
             st = gcudai_cuda_run_sliced(cu, y, cut, &slice, guess * (double) step / (double) n, d - 1);
@@ -30958,7 +30956,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
 
 // Runs attention on the plain path in slices of positions. Scratch memory carries the running maxima and sums from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
+    const struct gcudai_cuda_cut * cut, union gcuda_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
     *running = args->flash_attn_ext.y;
     running->ne[0] = 2;
@@ -30972,7 +30970,7 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
 }
 
 // Chooses the attention plan before cutting; all slices use it. Only the plain path cuts positions.
-static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * is_plain) {
+static gcuda_status gcudai_cuda_plan_attention(union gcuda_args * args, bool * is_plain) {
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
     const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
@@ -30986,7 +30984,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcudai_args * args, bool * 
 
 // Runs a node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
     double guess = gcudai_cuda_guess(cu, y);
     const bool is_attention = y->op == GCUDA_OP_FLASH_ATTN_EXT;
@@ -31393,7 +31391,7 @@ enum gcudai_cuda_pattern_kind {
 };
 
 union gcudai_cuda_fused {
-    union gcudai_args op;
+    union gcuda_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
     struct gcuda_norm_product_args norm_product; // begins with norm_mul
@@ -31504,7 +31502,7 @@ static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcud
 }
 
 static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
-    union gcudai_args op;
+    union gcuda_args op;
     if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
     gcudai_mul_mat_args(t, &op);
     return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
@@ -31512,7 +31510,7 @@ static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
 
 // Softmax with no factor, mask or sinks.
 static bool gcudai_cuda_is_plain_soft_max(const struct gcuda_tensor * t) {
-    union gcudai_args op;
+    union gcuda_args op;
     gcudai_soft_max_args(t, &op);
     return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL && op.soft_max.sinks.data == NULL;
 }
@@ -31626,7 +31624,7 @@ static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) 
 
 // Softmax of a factor rounds as often in one launch if it has neither a factor nor a mask itself.
 static bool gcudai_cuda_is_exact_soft_max(const struct gcuda_tensor * t) {
-    union gcudai_args op;
+    union gcuda_args op;
     gcudai_soft_max_args(t, &op);
     return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL;
 }
@@ -32158,7 +32156,7 @@ static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_
 
 static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
     const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[GCUDAI_CUDA_HEADS_SET];
-    union gcudai_args op;
+    union gcuda_args op;
     if (gcudai_param_i32(rope, 1) == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; } // n_dims 0 rotates nothing
     gcudai_rope_args(rope, &op);
     p->rope = op.rope;
@@ -32265,7 +32263,7 @@ static bool gcudai_cuda_chain_keeps(const struct gcuda_tensor * y, const struct 
 static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct gcuda_tensor * value, struct gcuda_chain_step * s) {
     const bool is_binary = gcudai_cuda_chain_binary(y->op), is_first = y->src[0] == value;
     const struct gcuda_tensor * b = is_binary ? y->src[is_first] : NULL;
-    union gcudai_args args;
+    union gcuda_args args;
     GCUDAI_ZERO(*s);
     if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || !gcuda_are_same_shape(y, value)) { return false; }
     if ((!is_first && (!is_binary || y->src[1] != value)) || (b != NULL && !gcudai_is_float(b->type))) { return false; }
@@ -32448,7 +32446,7 @@ static gcuda_status gcudai_cuda_run_products(const struct gcudai_cuda_products *
 
 // Arguments of product y, with the precision that was chosen for the window's node i.
 static void gcudai_cuda_product_args(const struct gcudai_cuda_window * w, const struct gcuda_tensor * y, int i, struct gcuda_mul_mat_args * p) {
-    union gcudai_args op;
+    union gcuda_args op;
     gcudai_mul_mat_args(y, &op);
     *p = op.mul_mat;
     p->max_shared = w->cu->max_shared;
@@ -32479,7 +32477,7 @@ static const struct gcuda_tensor * gcudai_cuda_set_gate(const struct gcudai_cuda
     const struct gcuda_tensor * a = m->w->node[0], * b = gcudai_cuda_of_row(m, GCUDAI_CUDA_SECOND), * y = gcudai_cuda_of_row(m, GCUDAI_CUDA_GATE);
     const bool is_first = y->src[0] == m->w->node[gcudai_cuda_first_value(m)], has_bias = m->at[GCUDAI_CUDA_BIAS] >= 0;
     const int bias = is_first ? GCUDAI_CUDA_BIAS : GCUDAI_CUDA_SECOND_BIAS, up_bias = is_first ? GCUDAI_CUDA_SECOND_BIAS : GCUDAI_CUDA_BIAS;
-    union gcudai_args glu;
+    union gcuda_args glu;
     gcudai_glu_args(y, &glu);
     e->glu = glu.glu.op;
     e->alpha = glu.glu.alpha;
@@ -32519,7 +32517,7 @@ static int gcudai_cuda_fit_product(const struct gcudai_cuda_match * m, union gcu
     p->has_epilogue = true;
     p->has_experts = product->op == GCUDA_OP_MUL_MAT_ID;
     if (p->has_experts) {
-        union gcudai_args op;
+        union gcuda_args op;
         gcudai_mul_mat_id_args(product, &op);
         p->of.experts = op.mul_mat_id;
         p->of.experts.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
@@ -32680,7 +32678,7 @@ static int gcudai_cuda_take_gated(const struct gcudai_cuda_window * w, struct gc
 static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
     if (!gcudai_cuda_is_wide_product(w, 1) || w->node[1]->src[1] != w->node[0]) { return 0; }
     struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
-    union gcudai_args op;
+    union gcuda_args op;
     const int n = gcudai_cuda_is_inner(w, 0) && gcudai_cuda_choice(w, 1)->path == path ? gcudai_cuda_take_gated(w, p) : 0;
     if (n == 0) { return 0; }
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(path, p->of.args, NULL);
@@ -33568,7 +33566,7 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 // Notes what the plan's nodes have in common. Weights that are split now and were not need another first run.
 static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
-    union gcudai_args unused;
+    union gcuda_args unused;
     plan->has_indices = plan->has_split = plan->has_custom = false;
     for (int i = 0; i < plan->look.n_nodes; ++i) {
         const struct gcuda_tensor * y = plan->look.seen[i].tensor;
@@ -33604,7 +33602,7 @@ static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node)
 static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_look * look, bool all) {
     for (int i = 0; i < look->n_nodes; ++i) {
         struct gcudai_cuda_seen * s = &look->seen[i];
-        union gcudai_args args;
+        union gcuda_args args;
         if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(look, i))) { continue; }
         GCUDAI_ZERO(s->choice);
         if (gcudai_cuda_is_split(s->tensor)) { continue; }
@@ -36483,7 +36481,7 @@ static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_c
 }
 
 static gcuda_status gcudai_selftest_go(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int forced) {
-    union gcudai_args args;
+    union gcuda_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
     gcudai_cuda_set_shared(cu, y->op, &args);

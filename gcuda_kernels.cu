@@ -22323,7 +22323,7 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
                 code[1] = i == 1 ? one : code[1];
             }
             d_mbarrier_wait(ring.k_empty + 8 * at.index, at.phase);
-            __syncwarp(); // no lane falls a phase behind
+            __syncwarp(); // every lane sees this phase before the next begins
             if (lane == 0) {
                 UNROLL for (int i = 0; i < S::tiles; ++i) { ring.all->k_codes[at.index][i] = code[i]; }
                 d_attn_wg_load<S>(k_map, code, k_head, b.s, ring.k + at.index * S::k_bytes, S::k_bytes, ring.k_full + 8 * at.index);
@@ -22851,7 +22851,7 @@ template <typename S> static inline __device__ void d_attn_latent_fetch(const d_
             const int tile = n < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
             if (a.classes == nullptr && item == (int) blockIdx.x && n == 0) { d_pdl_prologue(); }
             d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
-            __syncwarp(); // no lane falls a phase behind
+            __syncwarp(); // every lane sees this phase before the next begins
             if (lane == 0) { ring.all->codes[at.index] = tile + (n + 1 < n_tiles ? 0 : ATTN_WG_LAST); }
             if (lane < ring.n_panels) {
                 const uint32_t full = ring.full + 8 * (at.index * ATTN_LATENT_PANELS + lane);

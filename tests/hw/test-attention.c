@@ -1041,6 +1041,17 @@ static bool has_wgmma(void) { // a case that takes them where the kernels are co
     return has;
 }
 
+// Broadcasting and holes of masks, layouts, sinks, softcap and ALiBi of case i.
+static void vary_case(struct attn_case * c, int i) {
+    c->mask_heads = i % 3 == 0 ? c->heads : 1;
+    c->mask_seqs = i % 4 < 2 ? 1 : c->seqs;
+    c->is_hidden = i % 5 > 0;
+    c->is_tight = i % 2 == 0;
+    c->has_sinks = i % 6 == 1;
+    c->softcap = i % 8 == 3 ? 5.0f : 0.0f;
+    c->max_bias = c->mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+}
+
 TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numbers of tiles, partial blocks, several items a block
     static const struct { enum gcuda_type type; int64_t dk, dv; } sizes[] = { { GCUDA_TYPE_F16, 64, 64 }, { GCUDA_TYPE_F16, 128, 128 }, { GCUDA_TYPE_F16, 80, 80 },
         { GCUDA_TYPE_F16, 256, 256 }, { GCUDA_TYPE_BF16, 128, 128 }, { GCUDA_TYPE_F16, 40, 96 }, { GCUDA_TYPE_F16, 112, 72 }, { GCUDA_TYPE_BF16, 64, 40 },
@@ -1056,9 +1067,7 @@ TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numb
         if (mask != MASK_NONE) { n_kv += n_kv % 2; } // biases are read in pairs
         struct attn_case c = plain_case(sizes[s].type, sizes[s].type, sizes[s].dk, sizes[s].dv, 1 + i % 2, 1 + i / 2 % 3, tokens[i / 5 % 4], n_kv, (enum mask_kind) mask);
         c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
-        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
-        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
-        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        vary_case(&c, i);
         c.content = i % 20 == 11 ? BIG_LOGITS : ORDINARY;
         run_case("wgmma", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
     }
@@ -1074,9 +1083,7 @@ TEST(latent) { // v in k, blocks of 16 rows: every kind of mask, odd numbers of 
         struct attn_case c = plain_case(type, type, sizes[i % 6][0], sizes[i % 6][1], 1 + i % 2, rows[0], rows[1], SIZE(n_kv, n_kv > 4096 ? 700 : n_kv), (enum mask_kind) mask);
         c.layout = V_IN_K;
         c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 4;
-        c.mask_heads = i % 3 == 0 ? c.heads : 1, c.mask_seqs = i % 4 < 2 ? 1 : c.seqs;
-        c.is_hidden = i % 5 > 0, c.is_tight = i % 2 == 0;
-        c.has_sinks = i % 6 == 1, c.softcap = i % 8 == 3 ? 5.0f : 0.0f, c.max_bias = mask != MASK_NONE && i % 9 == 2 ? 8.0f : 0.0f;
+        vary_case(&c, i);
         c.content = i % 10 == 7 ? BIG_LOGITS : ORDINARY;
         run_case("latent", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
     }

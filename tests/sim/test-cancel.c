@@ -271,7 +271,7 @@ TEST(guesses_follow_what_was_measured) {
     for (int i = 0; i < 2; ++i) { // two in flight that were guessed alike, far too long
         CHECK_OK(gcudai_cuda_chunk_begin(cu, c.node[0]));
         struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
-        union gcudai_args args;
+        union gcuda_args args;
         memset(&args, 0, sizeof args);
         gcudai_op_row(GCUDA_OP_ADD)->args(c.node[0], &args);
         CHECK_OK(gcudai_cuda_run_args(cu, c.node[0], &args));

@@ -1575,7 +1575,7 @@ static struct gcuda_tensor * make_conv_transpose(struct gcuda_context * ctx, enu
 }
 
 static size_t scratch_of(const struct gcuda_tensor * y) {
-    union gcudai_args args;
+    union gcuda_args args;
     gcudai_ops[y->op].args(y, &args);
     switch ((int) y->op) {
         case GCUDA_OP_CROSS_ENTROPY_LOSS: return gcuda_cross_entropy_loss_scratch_bytes(&args.cross_entropy);

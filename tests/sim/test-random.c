@@ -520,7 +520,7 @@ static struct gcuda_tensor * block_router(struct gen * g) {
     struct gcuda_tensor * h = gcuda_mul(c, seen(g, gcuda_rms_norm(c, x, 1e-5f)), f32(g, n, 1, 1, 1));
     struct gcuda_tensor * y = gcuda_mul_mat(c, f32(g, n, experts, 1, 1), seen(g, h));
     if (below(g, 4) == 0) { y = gcuda_add(c, seen(g, y), f32(g, experts, 1, 1, 1)); }
-    return gcuda_concat(c, y, gcuda_add(c, h, x), 0); // the residual is needed longer: or h is written in its place
+    return gcuda_concat(c, y, gcuda_add(c, h, x), 0); // a later use of the residual, so that h does not reuse its memory
 }
 
 enum { N_BLOCKS = 13 };
