@@ -28347,7 +28347,6 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
-
 static int gcudai_cublas_type(enum gcuda_type type) {
     return type == GCUDA_TYPE_F16    ? GCUDAI_CUDA_R_16F
            : type == GCUDA_TYPE_BF16 ? GCUDAI_CUDA_R_16BF
@@ -28601,7 +28600,7 @@ static struct gcudai_cuda_mm_case gcudai_cuda_mm_experts_of(const struct gcuda_m
     return c;
 }
 
-// The job of a path of the kernel file. WGMMA gets joined matrices of activations.
+// The job of a path of the kernel file.
 static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
     enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
     struct gcuda_mul_mat_job job;
@@ -28611,6 +28610,8 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
     job.experts = experts;
     return job;
 }
+
+// WGMMA gets joined matrices of activations.
 static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
     struct gcuda_mul_mat_job job =
         gcudai_cuda_mm_job(path, c->experts != NULL ? NULL : path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args, c->experts);
@@ -31131,7 +31132,7 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
     return n;
 }
 
-// Nodes come behind their sources, sources that are no nodes behind all nodes.
+// Visits the other tensors first, then the nodes, which come after their sources.
 static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     for (int n = 0; n < look->n_seen; ++n) {
         const int i = (n + look->n_nodes) % look->n_seen;
@@ -31258,7 +31259,7 @@ static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const stru
     return is_same;
 }
 
-// Whether three quarters of what is no node lie where they lay: the same part of the same model, by its weights.
+// Whether three quarters of the tensors that are no nodes have the same values: the same part of the same model, by its weights.
 static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
@@ -31356,7 +31357,6 @@ struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     const char * pattern; // that is being compared, in log messages; NULL: none are wanted
-    bool is_strict; // the same bits as node by node
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
     int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
@@ -31394,12 +31394,12 @@ union gcudai_cuda_fused {
     union gcuda_args op;
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
-    struct gcuda_norm_product_args norm_product; // begins with norm_mul
+    struct gcuda_norm_product_args norm_product;
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
     struct gcudai_cuda_products products;
     struct {
-        struct gcudai_cuda_products products; // first: one product; its scratch begins with the activations
+        struct gcudai_cuda_products products; // one product; its scratch begins with the activations
         struct gcuda_glu_args glu;
     } glu_mul_mat;
 };
@@ -31418,21 +31418,15 @@ static bool gcudai_cuda_need(const struct gcudai_cuda_window * w, int i, bool fi
     return fits;
 }
 
-// A tensor that is seen needs not be written.
-static bool gcudai_cuda_is_inner_at(const struct gcudai_cuda_look * look, int at) {
-    const struct gcudai_cuda_shape * s = &look->seen[at].shape;
-    return at < look->n_nodes && s->n_uses == 1 && (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0;
-}
-
-// One node alone reads the window's node i, once, and node i is no view.
-static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_is_inner_at(w->look, w->at[i]) && w->node[i]->view_src == NULL;
-}
-
-// How often tensor t is read; -1: it is a result, or no node of the graph.
+// How often the tensor at `at` is read; -1: it is an output, or no node of the graph.
 static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
     const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
     return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
+}
+
+// One node alone reads the window's node i, once, and node i is no output and no view: it need not be written.
+static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_n_uses(w->look, w->at[i]) == 1 && w->node[i]->view_src == NULL;
 }
 
 // The one of a node's two operands that is not `value`; NULL: neither or both are.
@@ -31489,7 +31483,7 @@ static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cud
     return rest;
 }
 
-// An operand that repeats rows of n floats.
+// Rows of F32 values as long as y's, repeated over y.
 static bool gcudai_cuda_is_row_operand(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
     return t != NULL && t->type == GCUDA_TYPE_F32 && t->ne[0] == y->ne[0] && t->nb[0] == sizeof(float) && gcuda_can_repeat(t, y);
 }
@@ -31508,18 +31502,25 @@ static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
     return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
 }
 
-// Softmax with no factor, mask or sinks.
+// Softmax without a factor or a mask. As one launch with a factor before it, it rounds as often as two launches do.
+static bool gcudai_cuda_is_exact_soft_max(const struct gcuda_tensor * t) {
+    union gcuda_args op;
+    gcudai_soft_max_args(t, &op);
+    return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL;
+}
+
+// Without sinks as well.
 static bool gcudai_cuda_is_plain_soft_max(const struct gcuda_tensor * t) {
     union gcuda_args op;
     gcudai_soft_max_args(t, &op);
-    return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL && op.soft_max.sinks.data == NULL;
+    return gcudai_cuda_is_exact_soft_max(t) && op.soft_max.sinks.data == NULL;
 }
 
 static bool gcudai_cuda_is_unary(const struct gcuda_tensor * t, enum gcuda_unary_op op) {
     return t->op == GCUDA_OP_UNARY && gcuda_get_unary_op(t) == op;
 }
 
-// ---- matching ----
+// ---- rows, and what they need ----
 
 enum gcudai_cuda_reads { // which source of a row's node is the previous node of the group
     GCUDAI_CUDA_READS_ANY,    // the row's needs say
@@ -31533,11 +31534,21 @@ struct gcudai_cuda_match {
     int most;                   // nodes that it may take
     int n;                      // nodes taken
     int at[GCUDAI_CUDA_ROWS];   // the window's node of each row; -1: left out
-    const struct gcuda_tensor * x[GCUDAI_CUDA_ROWS]; // the other operand of each row's node
 };
 
+// The node of a row; NULL: left out.
 static const struct gcuda_tensor * gcudai_cuda_of_row(const struct gcudai_cuda_match * m, int row) {
     return m->at[row] >= 0 ? m->w->node[m->at[row]] : NULL;
+}
+
+// The source of the window's node i that is not the previous node; of the first node its second source.
+static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i) {
+    return i > 0 ? gcudai_cuda_other(w->node[i], w->node[i - 1]) : w->node[0]->src[1];
+}
+
+// That source of a row's node; NULL: left out.
+static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcudai_cuda_match * m, int row) {
+    return m->at[row] >= 0 ? gcudai_cuda_operand(m->w, m->at[row]) : NULL;
 }
 
 // Needs of rows. y: its node, number i of the window; v: the previous node, or y's first source; x: y's other operand, or NULL.
@@ -31568,7 +31579,7 @@ static const struct gcuda_tensor * gcudai_cuda_of_row(const struct gcudai_cuda_m
     X(SHORT,      "has rows that are too long",                        y->ne[0] <= GCUDA_NORM_MUL_MAX)                                  \
     X(PARTS,      "is no sum of parts of one tensor",                  gcudai_cuda_is_of_parts(y))                                      \
     X(NEXT_PART,  "does not add the next part",                        gcudai_cuda_is_next_part(m, i))                                  \
-    X(EXACT,      "rounds more often than one launch would",           !m->w->is_strict || gcudai_cuda_is_exact_soft_max(y))            \
+    X(EXACT,      "rounds more often than one launch would",           !m->w->cu->params.strict || gcudai_cuda_is_exact_soft_max(y))    \
     X(HADAMARD,   "is no Hadamard transform",                          gcudai_cuda_is_hadamard(y))                                      \
     X(GATE,       "is neither plain softmax nor sigmoid",              gcudai_cuda_is_routing_gate(y))                                  \
     X(SOFT_MAX,   "has a factor, a mask or sinks",                     gcudai_cuda_is_plain_soft_max(y))                                \
@@ -31622,13 +31633,6 @@ static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) 
     return gcudai_cuda_is_part(m->w->node[i]->src[1], a, a->view_offs + (size_t) (i + 1) * (b->view_offs - a->view_offs));
 }
 
-// Softmax of a factor rounds as often in one launch if it has neither a factor nor a mask itself.
-static bool gcudai_cuda_is_exact_soft_max(const struct gcuda_tensor * t) {
-    union gcuda_args op;
-    gcudai_soft_max_args(t, &op);
-    return op.soft_max.scale == 1.0f && op.soft_max.mask.data == NULL;
-}
-
 static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
     return t->op == GCUDA_OP_SOFT_MAX ? gcudai_cuda_is_plain_soft_max(t) : gcudai_cuda_is_unary(t, GCUDA_UNARY_OP_SIGMOID);
 }
@@ -31660,8 +31664,8 @@ static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
            from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
 }
 
-// Source k of the window's node i is `value` itself or a packed view of all of it. Readers of the view go to n_uses, which
-// are -1 for a view that is a result.
+// Source k of the window's node i is `value` itself or a packed view of all of it. n_uses: readers of the view;
+// 0 without a view, -1 for a view that is an output.
 static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, const struct gcuda_tensor * value, int * n_uses) {
     const struct gcuda_tensor * t = w->node[i]->src[k];
     *n_uses = 0;
@@ -31690,7 +31694,7 @@ static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i
     int n_sum = 0, n_div = 0;
     const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
     const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
-    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_is_inner_at(look, w->at[i - 1]) &&
+    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(look, w->at[i - 1]) == 1 &&
            gcuda_are_same_shape(w->node[i], w->node[sum]->src[0]);
 }
 
@@ -31791,7 +31795,7 @@ static bool gcudai_cuda_reads_value(const struct gcudai_cuda_window * w, int i, 
 
 static bool gcudai_cuda_rule_holds(const struct gcudai_cuda_match * m, int i, enum gcudai_cuda_rule rule) {
     const struct gcuda_tensor * y = m->w->node[i], * v = i > 0 ? m->w->node[i - 1] : y->src[0];
-    const struct gcuda_tensor * x = i > 0 ? gcudai_cuda_other(y, v) : y->src[1];
+    const struct gcuda_tensor * x = gcudai_cuda_operand(m->w, i);
     switch (rule) {
 #define X(name, text, condition) case GCUDAI_NEED_##name: return condition;
         GCUDAI_CUDA_RULES(X)
@@ -31841,8 +31845,6 @@ static int gcudai_cuda_match_rows(struct gcudai_cuda_match * m, const struct gcu
     for (int r = 0; r < GCUDAI_CUDA_ROWS && rows[r].op[0] != GCUDA_OP_NONE;) {
         const char * misfit = gcudai_cuda_misfit(m, &rows[r], m->n);
         if (misfit == NULL) {
-            const struct gcuda_tensor * y = m->w->node[m->n];
-            m->x[r] = m->n > 0 ? gcudai_cuda_other(y, m->w->node[m->n - 1]) : y->src[1];
             m->at[r] = m->n++;
             r += !rows[r].is_repeated;
             continue;
@@ -31917,8 +31919,8 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     p->x = gcudai_array(x);
     p->add = gcudai_array(i > 0 ? w->node[0]->src[1] : NULL);
     p->sum = gcudai_array(sum);
-    p->w = gcudai_array(m->x[i + 1]);
-    p->b = gcudai_array(m->at[i + 2] >= 0 ? m->x[i + 2] : NULL);
+    p->w = gcudai_array(gcudai_cuda_operand_of_row(m, i + 1));
+    p->b = gcudai_array(gcudai_cuda_operand_of_row(m, i + 2));
     p->y = gcudai_array(y);
     p->eps = gcudai_param_f32(norm, 0);
     return m->n;
@@ -31928,17 +31930,17 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
 static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
     struct gcuda_norm_mul_args * p = &args->norm_mul;
     const int i = m->at[2]; // the residual's addition
-    const struct gcuda_tensor * first = m->w->node[0], * y = m->w->node[m->n - 1];
+    const struct gcuda_tensor * first = m->w->node[0], * y = m->w->node[m->n - 1], * weights = gcudai_cuda_operand_of_row(m, 4);
     const struct gcuda_tensor * sum = gcudai_cuda_is_inner(m->w, i) ? NULL : m->w->node[i];
     p->x = gcudai_array(first->src[0]);
     p->n_parts = i + 1;
     p->part_nb = first->src[1]->view_offs - first->src[0]->view_offs;
-    p->add = gcudai_array(m->x[2]);
+    p->add = gcudai_array(gcudai_cuda_operand_of_row(m, 2));
     p->sum = gcudai_array(sum);
-    p->w = gcudai_array(m->x[4]);
+    p->w = gcudai_array(weights);
     p->y = gcudai_array(y);
     p->eps = gcudai_param_f32(m->w->node[i + 1], 0);
-    const bool may = gcudai_cuda_may_write_sum(m, sum, y) && !gcudai_cuda_overlap(y, m->x[4]);
+    const bool may = gcudai_cuda_may_write_sum(m, sum, y) && !gcudai_cuda_overlap(y, weights);
     return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes_form(p), "is refused by the kernel") ? m->n : 0;
 }
 
@@ -31982,7 +31984,7 @@ static int gcudai_cuda_fit_ssm_conv(const struct gcudai_cuda_match * m, union gc
     struct gcuda_ssm_conv_args * p = &args->op.ssm_conv;
     gcudai_ssm_conv_args(m->w->node[0], &args->op);
     p->y = gcudai_array(y);
-    p->bias = gcudai_array(m->at[1] >= 0 ? m->x[1] : NULL);
+    p->bias = gcudai_array(gcudai_cuda_operand_of_row(m, 1));
     p->is_activated = true;
     return gcudai_cuda_may_write(m->w, m->n, y, false) ? m->n : 0;
 }
@@ -32029,10 +32031,10 @@ static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct g
     return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
 }
 
-// t is all of v, packed, read once.
+// The tensor at `at` is all of v, packed, read once.
 static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_look * look, int at, const struct gcuda_tensor * v) {
     const struct gcuda_tensor * t = look->seen[at].tensor;
-    return gcudai_cuda_is_inner_at(look, at) && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+    return gcudai_cuda_n_uses(look, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
            gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
 }
 
@@ -32355,7 +32357,7 @@ static bool gcudai_cuda_may_route(
 // Logits, bias, ids and weights of both kinds; order: the row of argsort.
 static int gcudai_cuda_route_arrays(const struct gcudai_cuda_match * m, int order, struct gcuda_route_args * p) {
     const struct gcuda_tensor * logits = m->w->node[0]->src[0], * ids = gcudai_cuda_of_row(m, order), * y = m->w->node[m->n - 1];
-    const struct gcuda_tensor * bias = order > 0 && m->at[1] >= 0 ? m->x[1] : NULL;
+    const struct gcuda_tensor * bias = order > 0 ? gcudai_cuda_operand_of_row(m, 1) : NULL;
     const int64_t used = gcudai_cuda_of_row(m, order + 1)->ne[1];
     p->logits = gcudai_array(logits);
     p->bias = gcudai_array(bias);
@@ -32475,7 +32477,7 @@ static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, int n) {
 // Gate and up of the first two products. Returns the gate's.
 static const struct gcuda_tensor * gcudai_cuda_set_gate(const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
     const struct gcuda_tensor * a = m->w->node[0], * b = gcudai_cuda_of_row(m, GCUDAI_CUDA_SECOND), * y = gcudai_cuda_of_row(m, GCUDAI_CUDA_GATE);
-    const bool is_first = y->src[0] == m->w->node[gcudai_cuda_first_value(m)], has_bias = m->at[GCUDAI_CUDA_BIAS] >= 0;
+    const bool is_first = y->src[0] == m->w->node[gcudai_cuda_first_value(m)];
     const int bias = is_first ? GCUDAI_CUDA_BIAS : GCUDAI_CUDA_SECOND_BIAS, up_bias = is_first ? GCUDAI_CUDA_SECOND_BIAS : GCUDAI_CUDA_BIAS;
     union gcuda_args glu;
     gcudai_glu_args(y, &glu);
@@ -32483,18 +32485,17 @@ static const struct gcuda_tensor * gcudai_cuda_set_gate(const struct gcudai_cuda
     e->alpha = glu.glu.alpha;
     e->limit = glu.glu.limit;
     e->up = (is_first ? b : a)->src[0]->data;
-    e->bias = gcudai_array(has_bias ? m->x[bias] : NULL);
-    e->up_bias = gcudai_array(has_bias ? m->x[up_bias] : NULL);
+    e->bias = gcudai_array(gcudai_cuda_operand_of_row(m, bias));
+    e->up_bias = gcudai_array(gcudai_cuda_operand_of_row(m, up_bias));
     return is_first ? a : b;
 }
 
 // Returns the product that the arguments are of: the first one, or the gate's.
 static const struct gcuda_tensor * gcudai_cuda_set_epilogue(const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, GCUDAI_CUDA_SCALE), * activation = gcudai_cuda_of_row(m, GCUDAI_CUDA_ACTIVATION);
-    const bool has_bias = m->at[GCUDAI_CUDA_BIAS] >= 0, has_gate = m->at[GCUDAI_CUDA_GATE] >= 0;
-    e->bias = gcudai_array(has_bias ? m->x[GCUDAI_CUDA_BIAS] : NULL);
-    e->factor = gcudai_array(m->at[GCUDAI_CUDA_FACTOR] >= 0 ? m->x[GCUDAI_CUDA_FACTOR] : NULL);
-    e->residual = gcudai_array(m->at[GCUDAI_CUDA_RESIDUAL] >= 0 ? m->x[GCUDAI_CUDA_RESIDUAL] : NULL);
+    e->bias = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_BIAS));
+    e->factor = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_FACTOR));
+    e->residual = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_RESIDUAL));
     if (activation != NULL) {
         e->is_activated = true;
         e->glu = gcudai_cuda_gate_of(gcuda_get_unary_op(activation));
@@ -32503,7 +32504,7 @@ static const struct gcuda_tensor * gcudai_cuda_set_epilogue(const struct gcudai_
         e->is_scaled = true;
         e->scale = gcudai_param_f32(scale, 0);
     }
-    return has_gate ? gcudai_cuda_set_gate(m, e) : m->w->node[0];
+    return m->at[GCUDAI_CUDA_GATE] >= 0 ? gcudai_cuda_set_gate(m, e) : m->w->node[0];
 }
 
 static int gcudai_cuda_fit_product(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
@@ -32551,7 +32552,8 @@ static bool gcudai_cuda_is_whole(const struct gcuda_tensor * y) {
            gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL;
 }
 
-static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
+// WGMMA takes product i, and its own path rounds to BF16 too.
+static bool gcudai_cuda_is_wgmma_product(const struct gcudai_cuda_window * w, int i) {
     if (i >= w->n || !gcudai_cuda_is_whole(w->node[i]) || !gcuda_is_quantized(w->node[i]->src[0]->type)) { return false; }
     struct gcuda_mul_mat_args p;
     gcudai_cuda_product_args(w, w->node[i], i, &p);
@@ -32562,7 +32564,7 @@ static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int
 
 // Node i is a product for a group on this path.
 static bool gcudai_cuda_is_member(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_mm_path path) {
-    if (path == GCUDAI_CUDA_MM_WGMMA) { return !w->is_strict && gcudai_cuda_is_wide_product(w, i); }
+    if (path == GCUDAI_CUDA_MM_WGMMA) { return !w->cu->params.strict && gcudai_cuda_is_wgmma_product(w, i); }
     if (path == GCUDAI_CUDA_MM_VEC) { return gcudai_cuda_is_product(w, i) && gcudai_cuda_is_single(w->node[i]); }
     return i < w->n && gcudai_cuda_is_whole(w->node[i]) && gcudai_cuda_choice(w, i)->path == path;
 }
@@ -32642,14 +32644,15 @@ static bool gcudai_cuda_may_write_router(const struct gcudai_cuda_window * w, in
 
 static int gcudai_cuda_match_norm_product(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
     const struct gcudai_cuda_window norm = gcudai_cuda_window_from(w, 0); // its misfits are logged by the patterns of norms
-    struct gcuda_norm_product_args * p = &args->norm_product;             // its norm is args->norm_mul
-    union gcudai_cuda_fused product;
+    struct gcuda_norm_product_args * p = &args->norm_product;
+    union gcudai_cuda_fused inner; // of the norm, then of the product
     (void) path;
-    const int n = w->node[0]->op == GCUDA_OP_ADD ? gcudai_cuda_match_window(&norm, gcudai_cuda_add_norm_rows, gcudai_cuda_fit_norm_mul, args)
-                                                 : gcudai_cuda_match_window(&norm, gcudai_cuda_norm_rows, gcudai_cuda_fit_norm_mul, args);
+    const struct gcudai_cuda_row * rows = w->node[0]->op == GCUDA_OP_ADD ? gcudai_cuda_add_norm_rows : gcudai_cuda_norm_rows;
+    const int n = gcudai_cuda_match_window(&norm, rows, gcudai_cuda_fit_norm_mul, &inner);
     if (n == 0 || !gcudai_cuda_is_router(w, n)) { return 0; }
     const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, n);
-    const bool has_epilogue = gcudai_cuda_match_window(&rest, gcudai_cuda_product_rows, gcudai_cuda_fit_product, &product) > 0;
+    p->norm = inner.norm_mul;
+    const bool has_epilogue = gcudai_cuda_match_window(&rest, gcudai_cuda_product_rows, gcudai_cuda_fit_product, &inner) > 0;
     p->a = gcudai_array(w->node[n]->src[0]);
     p->y = gcudai_array(w->node[n]);
     return gcudai_cuda_need(w, n, !has_epilogue, "has an epilogue") &&
@@ -32676,7 +32679,7 @@ static int gcudai_cuda_take_gated(const struct gcudai_cuda_window * w, struct gc
 }
 
 static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
-    if (!gcudai_cuda_is_wide_product(w, 1) || w->node[1]->src[1] != w->node[0]) { return 0; }
+    if (!gcudai_cuda_is_wgmma_product(w, 1) || w->node[1]->src[1] != w->node[0]) { return 0; }
     struct gcudai_cuda_products * p = &args->glu_mul_mat.products;
     union gcuda_args op;
     const int n = gcudai_cuda_is_inner(w, 0) && gcudai_cuda_choice(w, 1)->path == path ? gcudai_cuda_take_gated(w, p) : 0;
@@ -32989,7 +32992,6 @@ static void gcudai_cuda_step_make(
     GCUDAI_ZERO(w);
     s->mask = -1;
     w.cu = cu;
-    w.is_strict = cu->params.strict;
     if (cu->plans.use_fusion && !plan->look.no_fusion) {
         gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
@@ -33079,7 +33081,7 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const 
 }
 
 // The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
-static struct gcuda_activation_layout gcudai_cuda_layout_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
+static struct gcuda_activation_layout gcudai_cuda_layout_after(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
     const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
     struct gcuda_activation_layout layout, none;
     int n_reads = 0;
@@ -33126,7 +33128,7 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         int last = i;
         if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM) { continue; }
-        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_behind(cu, plan, i, &last);
+        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_after(cu, plan, i, &last);
         const int form = gcudai_cuda_has_room_for(plan, s, &wanted) ? wanted.form : 0;
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
@@ -33433,9 +33435,11 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
 // The weights of node t that the step's launch may read early; NULL: none.
 static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
     if (gcudai_is_product(t->op)) { return t->src[0]; }
-    const bool has_norm = s->pattern != NULL && (s->pattern->kind == GCUDAI_CUDA_FUSED_NORM || s->pattern->kind == GCUDAI_CUDA_FUSED_NORM_PRODUCT);
-    if (!has_norm || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
-    const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
+    const enum gcudai_cuda_pattern_kind kind = s->pattern != NULL ? s->pattern->kind : GCUDAI_CUDA_FUSED_LAST_NODE;
+    const struct gcuda_norm_mul_args * p = kind == GCUDAI_CUDA_FUSED_NORM           ? &s->args.norm_mul
+                                           : kind == GCUDAI_CUDA_FUSED_NORM_PRODUCT ? &s->args.norm_product.norm
+                                                                                    : NULL;
+    if (p == NULL || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
     return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
            : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]
                                                                           : NULL;

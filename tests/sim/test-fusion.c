@@ -125,6 +125,35 @@ static struct gcuda_cgraph * graph_of(struct build * b, struct gcuda_context * c
     return graph;
 }
 
+// A case on a backend, allocated and without values.
+struct placed {
+    gcuda_backend_t backend;
+    struct place place;
+    struct build build;
+    struct gcuda_cgraph * graph;
+};
+
+static bool placed_begin(struct placed * c, const struct gcuda_cuda_params * params, builder make, int variant) {
+    c->backend = gcuda_backend_cuda_init_params(params);
+    c->place = place_begin();
+    c->graph = graph_of(&c->build, c->place.ctx, make, variant);
+    const bool is_placed = c->backend != NULL && place_alloc(&c->place, c->backend);
+    CHECK_MSG(is_placed, "variant %d: %s", variant, gcuda_last_error());
+    return is_placed;
+}
+
+// The plan of the case, on a device with or without wgmma; NULL: it fails.
+static gcuda_backend_graph_plan_t placed_plan(struct placed * c, bool has_wgmma) {
+    ((struct gcudai_cuda *) c->backend)->kernels.has_wgmma = has_wgmma;
+    return gcuda_backend_graph_plan_create(c->backend, c->graph);
+}
+
+static void placed_end(struct placed * c, gcuda_backend_graph_plan_t plan) {
+    gcuda_backend_graph_plan_free(c->backend, plan);
+    place_end(&c->place);
+    gcuda_backend_free(c->backend);
+}
+
 static void run_case(builder make, int variant, const char * wanted, struct options o) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -570,7 +599,7 @@ TEST(rope_stays_apart_from_a_cache_of_other_blocks) {
     clean();
 }
 
-// The rope of queries before that of the keys, behind it, behind the write.
+// The rope of queries before that of the keys, after it, after the write.
 enum place_of_queries { QUERIES_FIRST, QUERIES_BETWEEN, QUERIES_LAST };
 static void in_order(struct build * b, enum place_of_queries place, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * set) {
     b->before = place == QUERIES_BETWEEN ? k : NULL;
@@ -641,7 +670,7 @@ TEST(queries_that_are_turned_otherwise_stay_apart) {
     clean();
 }
 
-// What looks like queries behind the write and goes into a cache itself; between two of them there is nothing to choose.
+// What looks like queries after the write and goes into a cache itself; between two of them there is nothing to choose.
 static void build_two_caches(struct build * b) {
     struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 5);
     for (int i = 0; i < 2; ++i) { out(b, into_cache(b, GCUDA_TYPE_Q8_0, gcuda_rope(b->ctx, f32(b, 32, 2, 5), pos, 32, 0))); }
@@ -1114,7 +1143,7 @@ TEST(routing_stays_apart) {
     clean();
 }
 
-// A norm that is not whole stays behind: the rest is one launch.
+// A norm that is not whole stays apart: the rest is one launch.
 static void build_route_part(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -1299,7 +1328,7 @@ TEST(a_residual_behind_tiles_goes_into_the_norm) {
     clean();
 }
 
-// What is written lies on the columns or the weights that other blocks read.
+// The result overlaps the activations or the weights that other blocks read.
 static void results_lie_apart(int64_t n, enum gcuda_type type) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
@@ -1328,7 +1357,7 @@ TEST(results_of_products_lie_apart) {
     clean();
 }
 
-// Rows of the weight lie on two devices: what follows stays behind, with the bits of a whole weight, and the norm ahead is fused.
+// Rows of the weight are on two devices: what follows is not fused, with the bits of a whole weight, and the norm before is.
 TEST(products_of_split_weights_stay_apart) {
     static float got[2][256];
     for (int turn = 0; turn < 2; ++turn) {
@@ -1397,7 +1426,7 @@ static void build_pair_not(struct build * b) {
     const enum gcuda_type type = v == 8 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
     struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, type), * row = f32(b, M, 1, 1);
     struct gcuda_tensor * w1 = v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
-                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 11 ? GCUDA_TYPE_IQ4_NL : type); // IQ4_NL lies as Q4_0 does
+                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 11 ? GCUDA_TYPE_IQ4_NL : type); // IQ4_NL has the layout of Q4_0
     struct gcuda_tensor * p0 = gcuda_mul_mat(c, w, x), * p1 = gcuda_mul_mat(c, w1, v == 2 ? f32(b, K, n, 1) : x);
     if (v == 8) { gcuda_mul_mat_set_prec(p1, GCUDA_PREC_F32); }
     if (v == 4 || v == 9) { gcuda_set_output(p1); }
@@ -1526,7 +1555,7 @@ TEST(products_of_one_column_stay_apart) {
     clean();
 }
 
-// The second product's result lies where the columns are.
+// The second product's result is in the memory of the activations.
 static void a_result_lies_on_columns(int64_t n) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
@@ -1654,7 +1683,7 @@ TEST(products_in_tiles_of_split_weights_stay_apart) {
     clean();
 }
 
-// The same of floats: steps, gate and up, products beside each other.
+// The same of floats: steps, gate and up, groups of products.
 static void build_floats(struct build * b) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     struct gcuda_context * c = b->ctx;
@@ -1729,18 +1758,9 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     memset(&params, 0, sizeof params);
     params.strict = is_strict;
     params.full_precision = variant == 15 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // with 129 columns the small one goes to cuBLAS, in F32
-    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
-    struct place p = place_begin();
-    struct build b;
-    memset(&b, 0, sizeof b);
-    b.ctx = p.ctx;
-    b.variant = variant;
-    build_wide_group(&b);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
-    REQUIRE(backend != NULL && place_alloc(&p, backend));
-    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    struct placed c;
+    REQUIRE(placed_begin(&c, &params, build_wide_group, variant));
+    gcuda_backend_graph_plan_t plan = placed_plan(&c, has_warp_groups);
     REQUIRE(plan != NULL);
     char names[200];
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
@@ -1750,9 +1770,7 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
         const struct gcudai_cuda_step * s = &((const struct gcudai_cuda_plan *) plan)->steps[i];
         CHECK(s->pattern == NULL || s->scratch_bytes >= (size_t) (WIDE * 2 * 32)); // the columns as halves
     }
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_free(backend);
+    placed_end(&c, plan);
 }
 
 // On warp groups, which the simulated device has no kernels for: what the plan would launch, with no values. Of 17 tiles of rows
@@ -1769,7 +1787,7 @@ static void build_many(struct build * b) {
         case 1: y = gcuda_add(c, whole, y); break;
         case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_gelu_erf(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
         case 3: y = gcuda_add_inplace(c, whole, gcuda_add(c, y, bias)); break; // the residual is where the result goes
-        case 4: // a norm behind takes the residual, the bias goes into the product
+        case 4: // a norm after the sum takes the residual, the bias goes into the product
             whole = gcuda_add(c, gcuda_add(c, y, bias), whole);
             gcuda_set_output(whole);
             out(b, whole);
@@ -1784,20 +1802,11 @@ static void build_many(struct build * b) {
 }
 
 static void many(int variant, bool has_warp_groups, const char * wanted) {
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct build b;
-    memset(&b, 0, sizeof b);
-    b.ctx = p.ctx;
-    b.variant = variant;
-    build_many(&b);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
-    const bool is_placed = place_alloc(&p, backend);
-    CHECK_MSG(is_placed, "%s", gcuda_last_error());
-    REQUIRE(is_placed);
-    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    struct gcuda_cuda_params params;
+    struct placed c;
+    memset(&params, 0, sizeof params);
+    REQUIRE(placed_begin(&c, &params, build_many, variant));
+    gcuda_backend_graph_plan_t plan = placed_plan(&c, has_warp_groups);
     REQUIRE(plan != NULL);
     char names[200];
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
@@ -1810,16 +1819,14 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
         CHECK(n_parts == (n == 256 ? 2 : 4)); // of 64 columns four pairs of blocks run at once
         CHECK(s->scratch_bytes >= n * (2 * 16384 + n_parts * 4 * 4352)); // the columns as halves, the parts
     }
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_free(backend);
+    placed_end(&c, plan);
 }
 
 TEST(what_follows_a_product_on_warp_groups_goes_where_parts_are_summed) {
     for (int v = 0; v <= 3; ++v) { many(v, true, "mul_mat + steps"); }
     many(4, true, "mul_mat + steps, add + rms_norm + mul");
     for (int v = 5; v <= 11; ++v) { many(v, true, v == 9 ? "mul_mat + steps" : ""); }
-    many(12, true, "chain"); // behind the product
+    many(12, true, "chain"); // after the product
     many(13, true, "");
     many(1, false, "");
     clean();
@@ -1932,7 +1939,7 @@ static void build_expert_not(struct build * b) {
     if (v == 4) { gcuda_set_output(y); }
     if (v == 5) { out(b, gcuda_neg(c, y)); } // another reader
     if (v == 2 || v >= 7) { // a second product with other ids, of another type, of other columns, with other strides
-        struct gcuda_tensor * up = experts(b, v == 7 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0); // lies as Q4_0 does
+        struct gcuda_tensor * up = experts(b, v == 7 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0); // the layout of Q4_0
         if (v == 9) {
             struct gcuda_tensor * more = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M + 1, EXPERTS);
             up = gcuda_view_3d(c, more, K, M, EXPERTS, more->nb[1], more->nb[2], 0);
@@ -3016,15 +3023,15 @@ TEST(sums_of_all_types_are_one_launch) {
     clean();
 }
 
-// What 16 bits become F32 in is a chain's first step, and nowhere else. Steps behind are left to a chain of their own.
+// What 16 bits become F32 in is a chain's first step, and nowhere else. Later steps are left to another chain.
 static void build_wider(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), * z = f32(b, 40, 4, 1), * y = x;
     switch (v) {
-        case 0: y = gcuda_mul(c, gcuda_silu(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)), z); break;      // other steps behind
+        case 0: y = gcuda_mul(c, gcuda_silu(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)), z); break;      // other steps after it
         case 1: y = gcuda_sub(c, z, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)); break;                     // as the second operand
-        case 2: // from a view, of rows that lie apart
+        case 2: // from a view with gaps between rows
             x = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 56, 4), 40, 4, 112, 16);
             y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), z);
             break;
@@ -3238,7 +3245,7 @@ TEST(ssm_conv_launcher_with_bias_and_silu) {
 }
 
 // =====================================================================================================================
-// >>columns   norms that leave their result as the bytes that the products behind them would make of it
+// >>columns   norms that leave their result in the activation layout of the products after them
 // =====================================================================================================================
 enum column_readers {
     C_ONE, C_GROUP, C_GATE, C_RESIDUAL, C_SUM, C_TWO_STEPS, // they do
@@ -3387,7 +3394,7 @@ TEST(a_plan_that_follows_knows_its_columns) {
 struct wide_plan { // what is to be known of it
     char names[256];
     int n_steps, n_norms, n_rounded; // norms with a form; products that read it, or what a gate left
-    bool has_steps;                  // behind the gate's product
+    bool has_steps;                  // after the gate's product
 };
 
 static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan * w) {
@@ -3413,20 +3420,12 @@ static void wide(builder make, int variant, bool has_warp_groups, bool is_strict
     memset(&params, 0, sizeof params);
     params.strict = is_strict;
     params.concurrency = GCUDA_CUDA_OFF;
-    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
-    struct place p = place_begin();
-    struct build b;
-    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
-    const bool is_placed = backend != NULL && place_alloc(&p, backend);
-    CHECK_MSG(is_placed, "%s", gcuda_last_error());
-    REQUIRE(is_placed);
-    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = has_warp_groups;
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    struct placed c;
+    REQUIRE(placed_begin(&c, &params, make, variant));
+    gcuda_backend_graph_plan_t plan = placed_plan(&c, has_warp_groups);
     REQUIRE(plan != NULL);
     wide_plan_of((const struct gcudai_cuda_plan *) plan, got);
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_free(backend);
+    placed_end(&c, plan);
 }
 
 static void wide_gives(builder make, int variant, const char * names, int n_norms, int n_rounded) {
@@ -3464,7 +3463,7 @@ static void build_gate(struct build * b) {
         out(b, y);
         y = gcuda_mul(c, gcuda_rms_norm(c, y, 1e-5f), f32(b, m, 1, 1));
     }
-    if (v == 4) { y = gcuda_gelu(c, gcuda_add(c, y, f32(b, m, 1, 1))); } // k is not cut: a chain behind
+    if (v == 4) { y = gcuda_gelu(c, gcuda_add(c, y, f32(b, m, 1, 1))); } // k is not split: a chain after it
     if (v == 5) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
     out(b, y);
     if (v == 6) { out(b, gcuda_neg(c, glu)); }                                         // read again
@@ -3489,7 +3488,7 @@ TEST(a_gate_goes_into_the_product_that_reads_it) {
     clean();
 }
 
-// The product's rows lie on two devices, whose parts round the columns for themselves.
+// The product's rows are on two devices, whose parts round the columns for themselves.
 TEST(a_gate_stays_apart_from_split_weights) {
     for (int turn = 0; turn < 2; ++turn) {
         const float shares[2] = { 1, 1 };
@@ -3609,7 +3608,7 @@ TEST(norms_round_only_beside_what_they_read) {
 // =====================================================================================================================
 // >>memory   what a group writes must not be what it reads
 // =====================================================================================================================
-// The result of the second node lies where the first one's source is, moved by `offset` elements.
+// The result of the second node is in the memory of the first one's source, moved by `offset` elements.
 enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX, WIDER_MUL }; // WIDER: x is of 16 bits
 static void overlap_once(enum overlapping kind, int64_t offset, bool is_fused) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
@@ -3666,11 +3665,11 @@ TEST(overlapping_memory_stops_fusion) {
         overlap_once(kind, 32, false);   // a row further
         overlap_once(kind, -64, false);
         overlap_once(kind, 224, false);  // the last row alone
-        overlap_once(kind, 256, true);   // behind it
+        overlap_once(kind, 256, true);   // after it
         overlap_once(kind, -256, true);
         overlap_once(kind, 3072, true);  // exactly on the other operand
     }
-    overlap_once(WIDER_MUL, 0, false); // elements of x lie where others of the result are written
+    overlap_once(WIDER_MUL, 0, false); // the result overwrites other elements of x
     overlap_once(WIDER_MUL, 127, false);
     overlap_once(WIDER_MUL, 128, true);
     overlap_once(WIDER_MUL, -256, true);
@@ -3678,7 +3677,7 @@ TEST(overlapping_memory_stops_fusion) {
     clean();
 }
 
-// A cache that lies where rows are looked up from stays apart from the rope: heads, positions, factors, and the rows' own numbers.
+// A cache in the memory that rows are looked up from stays apart from the rope: heads, positions, factors, and the rows' own numbers.
 // at: which of them, -1: none.
 static void rope_once(int at, bool is_fused) {
     enum { HEAD = 16, HEADS = 4, TOKENS_HERE = 8 };
@@ -3724,7 +3723,7 @@ TEST(a_cache_lies_apart_from_what_the_rope_reads) {
     clean();
 }
 
-// Queries that are turned behind the write: where their result and the cache lie among what the group reads.
+// Queries with rope after the write: where their result and the cache overlap what the group reads.
 // is_defined: no node by itself writes over what others of its blocks read.
 static void queries_once(int64_t at_q, int64_t at_cache, bool is_defined, bool is_fused) {
     enum { HEAD = 16, HEADS = 4, N = 8 };
@@ -3983,7 +3982,7 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     overlaps_are(env_off, &t, "nnn");
     fill(t.w[0], 1), fill(t.w[1], 2), fill(t.x, 3);
     float found[2][64];
-    for (int i = 0; i < 2; ++i) { // the first launch comes behind whatever was there
+    for (int i = 0; i < 2; ++i) { // the first launch comes after earlier work
         const long before = sim_overlapped();
         CHECK_OK(gcuda_backend_graph_compute(i == 0 ? on : off, t.graph));
         CHECK_EQ_I(sim_overlapped() - before, may && i == 0 ? 2 : 0);
@@ -4004,13 +4003,13 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     clean();
 }
 
-// A norm's weight and bias are read early too, unless something that is written lies in their buffer.
+// A norm's weight and bias are read early too, unless something in their buffer is written.
 TEST(weights_of_norms_are_read_early) {
     gcuda_backend_t on = overlapping(GCUDA_CUDA_ON), off = overlapping(GCUDA_CUDA_OFF);
     REQUIRE(on != NULL && off != NULL);
     const bool may = gcuda_has_overlap();
     enum { N = 1024 };
-    for (int where = 0; where < 3; ++where) { // the weight, or the bias, or none lies among results
+    for (int where = 0; where < 3; ++where) { // the weight, or the bias, or none is among results
         struct two t;
         t.p = place_begin();
         t.x = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
@@ -4018,7 +4017,7 @@ TEST(weights_of_norms_are_read_early) {
         t.w[1] = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
         struct gcuda_tensor * norm[2], * mul[2];
         t.y[0] = t.x;
-        for (int i = 0; i < 2; ++i) { // the second is launched behind one that can be overlapped
+        for (int i = 0; i < 2; ++i) { // the second is launched after one that it can overlap with
             norm[i] = gcuda_rms_norm(t.p.ctx, t.y[i], 1e-5f);
             mul[i] = gcuda_mul(t.p.ctx, norm[i], t.w[0]);
             t.y[i + 1] = gcuda_add(t.p.ctx, mul[i], t.w[1]);
@@ -4104,7 +4103,7 @@ TEST(blocks_that_start_early_do_not_share_a_multiprocessor) {
 }
 
 // =====================================================================================================================
-// >>graph   one graph without fusion, beside others that have it
+// >>graph   one graph without fusion, next to others that have it
 // =====================================================================================================================
 static uint64_t n_fused_by(gcuda_backend_t backend) {
     struct gcuda_cuda_plan_stats stats;
@@ -4112,7 +4111,7 @@ static uint64_t n_fused_by(gcuda_backend_t backend) {
     return stats.n_fused;
 }
 
-// Computes the graph after its memory was poisoned: whether what lies inside was written tells whether it was fused.
+// Computes the graph after its memory was poisoned: whether inner results were written tells whether it was fused.
 static void computes_as_wished(gcuda_backend_t backend, struct gcuda_cgraph * graph, const float * want, bool is_fused) {
     struct gcuda_tensor * norm = gcuda_graph_node(graph, 0), * y = gcuda_graph_node(graph, -1);
     float got[2 * ROW * ROWS];
@@ -4315,7 +4314,7 @@ static void sched_once(int variant) {
     struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4), * w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
     gcuda_set_input(x);
     gcuda_set_input(w);
-    struct gcuda_tensor * y = gcuda_scale(ctx, x, 3.0f); // read by z beside it, and by u on the CPU
+    struct gcuda_tensor * y = gcuda_scale(ctx, x, 3.0f); // read by z next to it, and by u on the CPU
     struct gcuda_tensor * z = gcuda_mul(ctx, y, w);
     struct gcuda_tensor * v = variant == 0 ? y : variant == 1 ? gcuda_reshape_1d(ctx, y, 32) : gcuda_view_1d(ctx, y, 16, 64);
     struct gcuda_tensor * u = gcuda_sqr(ctx, v);
@@ -4369,19 +4368,16 @@ static void keep_lines(enum gcuda_log_level level, const char * text, void * use
 
 // Makes a plan of the case and keeps what is logged meanwhile.
 static void log_of(builder make, int variant, struct log_lines * lines) {
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct build b;
-    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
-    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    struct gcuda_cuda_params params;
+    struct placed c;
+    memset(&params, 0, sizeof params);
     memset(lines, 0, sizeof *lines);
+    REQUIRE(placed_begin(&c, &params, make, variant));
     gcuda_log_set(keep_lines, GCUDA_LOG_LEVEL_DEBUG, lines);
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(c.backend, c.graph);
     gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
     REQUIRE(plan != NULL);
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_free(backend);
+    placed_end(&c, plan);
 }
 
 // Routing whose weights are not divided (variant 0) or whose order is ascending (1); a norm with weights in F16 (2), or that others
