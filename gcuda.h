@@ -128,7 +128,9 @@ EMBEDDING IN AN ENGINE
                    memory and semaphores of Vulkan and Direct3D 12. gcuda_backend_cuda_set_abort_callback ends a graph
                    within about 2 ms of GPU time; gcuda_cuda_selftest tests a device. See >>cuda.
     Several units: any number of files may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
-                   private copies, or GCUDA_PREFIX to rename every external symbol of one.
+                   private copies, or GCUDA_PREFIX to rename every external symbol of one. GCUDA_HEADER: see >>config.
+    Own backend:   gcuda_backend_register; gcuda_node_args gives the arguments of a node. See >>backend and
+                   tests/test-third-party.c.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
     C++:           the implementation also compiles as C++11 to C++20.
     Windows:       mingw-w64 builds are tested under wine. The code supports MSVC but is untested there.
@@ -153,7 +155,7 @@ ADDING AN OPERATION
     The compiler or the linker reports a missing function, `make lint` a missing block or test. `make generate` updates
     GCUDA_PREFIX's list and the README's table, `build/test-ops --update-cases` the numbers in tests/cases.txt.
 
-    A new kind of GCUDA_OP_UNARY:
+    A new activation, a kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
       - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
         GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
@@ -196,7 +198,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
     >>prefix         the functions that GCUDA_PREFIX renames
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
-    >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
+    >>impl-platform  compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
     >>impl-status    errors, log, allocation
     >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
     >>impl-isa       which instruction set the CPU kernels use
@@ -234,10 +236,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest whether this build works on a device
-    >>impl-no-cuda   the public functions of a build without CUDA: no devices
-    >>impl-devices   the list of backends: the built-in ones, then those registered; shutdown
-    >>impl-sched     scheduler: items, assignment, splits, placing, runs
-    >>impl-gguf      GGUF: reading, getters, loading, writing
+    >>impl-no-cuda       the public functions of a build without CUDA: no devices
+    >>impl-devices       the list of backends: the built-in ones, then those registered; shutdown
+    >>impl-sched         scheduler: items, assignment, splits, placing, runs
+    >>impl-gguf          GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -775,8 +777,7 @@ struct gcuda_array {
 // >>ops   GCUDA_OPS, the registry of operations; then one >>op:NAME block each: arguments, constructors
 // =====================================================================================================
 //
-// To add an operation: its row here, its >>op: block in this section (arguments, constructors) and in >>impl-ops
-// (constructor, check, args, CPU rows), its test. The compiler names whatever is missing.
+// The manual at the top of the file says how to add one: ADDING AN OPERATION.
 //
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
 //   src, opt  sources: required, optional
@@ -906,7 +907,7 @@ struct gcuda_array {
     X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       spans2,             any,                  \
            none,              0,    0,      plain,   rms_norm_back,          any,       BASE,      no,    no,     no,    rms_norm_back)      \
     X(GROUP_NORM,              group_norm,              1,   0,  NONE,        group_norm,          group_norm,         any,                  \
-           group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    group_norm)         \
+           group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    images)             \
     X(SUM,                     sum,                     1,   0,  NONE,        sum,                 total,              any,                  \
            sum,               0,    0,      scratch, sum,                    floats,    BASE,      no,    no,     no,    whole)              \
     X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              spans2,             any,                  \
@@ -930,7 +931,7 @@ struct gcuda_array {
     X(ROPE,                    rope,                    2,   1,  REUSE,       rope,                rope,               any,                  \
            rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
     X(ROPE_BACK,               rope_back,               2,   1,  REUSE,       rope,                rope,               any,                  \
-           rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope_back)          \
+           rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope)               \
     X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
            cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
@@ -954,7 +955,7 @@ struct gcuda_array {
     X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     5,   2,  NONE,        flash_attn_ext_back, flash_attn_back,    any,                  \
            none,              0,    0,      scratch, flash_attn_ext_back,    any,       ATTENTION, no,    yes,    no,    whole)              \
     X(IM2COL,                  im2col,                  2,   0,  NONE,        conv,                im2col,             any,                  \
-           im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    im2col)             \
+           im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    images)             \
     X(IM2COL_BACK,             im2col_back,             2,   0,  NONE,        conv,                im2col_back,        any,                  \
            none,              0,    0,      plain,   im2col_back,            any,       CONV,      no,    yes,    no,    whole)              \
     X(IM2COL_3D,               im2col_3d,               2,   0,  NONE,        im2col_3d,           im2col,             any,                  \
@@ -3832,8 +3833,8 @@ GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
-// Rows of GCUDA_OPS declare their launcher and, with the column launch `scratch`, how many bytes args.scratch needs. Those below stand
-// here again where there is more to say.
+// Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). With the column launch `scratch` also
+// gcuda_LAUNCHER_scratch_bytes(args): the bytes that args.scratch needs. Repeated below are only those that need a comment.
 #define GCUDAI_DECLARE_none(name, args)
 #define GCUDAI_DECLARE_own(name, args)
 #define GCUDAI_DECLARE_product(name, args)
@@ -3844,47 +3845,10 @@ GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, ...) GCUDAI_DECLARE_##launch(name, args)
 GCUDA_OPS(X)
 #undef X
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
-GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows_back(const struct gcuda_get_rows_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get_rows_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_div(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_unary(const struct gcuda_unary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_scale(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sqr(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sqrt(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sin(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cos(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_log(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_clamp(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_leaky_relu(const struct gcuda_map_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_set(const struct gcuda_set_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_acc(const struct gcuda_set_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_concat(const struct gcuda_concat_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_pad(const struct gcuda_pad_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_pad_reflect_1d(const struct gcuda_pad_reflect_1d_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_roll(const struct gcuda_pad_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_diag(const struct gcuda_mask_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_diag_mask_inf(const struct gcuda_mask_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_diag_mask_zero(const struct gcuda_mask_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_tri(const struct gcuda_mask_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_fill(const struct gcuda_mask_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_arange(const struct gcuda_arange_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
-    const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
 // Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA (gcuda_mul_mat_layout): y, a
 // matrix, is written as prequantized activations, in the layout's bytes, which do not overlap x and g. y and the
 // rows of x and g, which are F32, are at multiples of 16 bytes.
@@ -3979,44 +3943,6 @@ struct gcuda_route_args {
     bool is_wide, is_wide_weights; // the nodes' rows of logits, of weights are at multiples of 16 bytes: selects the order of their sums
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_norm_scratch_bytes(const struct gcuda_norm_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_rms_norm_scratch_bytes(const struct gcuda_norm_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_l2_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_l2_norm_scratch_bytes(const struct gcuda_norm_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm_back(const struct gcuda_rms_norm_back_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_group_norm(const struct gcuda_group_norm_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_group_norm_scratch_bytes(const struct gcuda_group_norm_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_sum_scratch_bytes(const struct gcuda_sum_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_sum_rows_scratch_bytes(const struct gcuda_reduce_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_mean_scratch_bytes(const struct gcuda_reduce_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cumsum(const struct gcuda_reduce_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_cumsum_scratch_bytes(const struct gcuda_reduce_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_count_equal_scratch_bytes(const struct gcuda_count_equal_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_soft_max_scratch_bytes(const struct gcuda_soft_max_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max_back(const struct gcuda_soft_max_back_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rope(const struct gcuda_rope_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_back(const struct gcuda_rope_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(
-    const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_cross_entropy_loss_scratch_bytes(const struct gcuda_cross_entropy_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(
-    const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt_step_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_sgd(const struct gcuda_opt_step_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col(const struct gcuda_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
 // The path of gcuda_launch_conv_2d for large convolutions, at any size. UNSUPPORTED: kernels that are not F16, fewer than 8 input or 32
 // output channels, GCUDA_PREC_F32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_packed(const struct gcuda_conv_args * args, gcuda_stream stream);
@@ -4024,30 +3950,6 @@ GCUDA_KERNEL_API size_t gcuda_conv_2d_packed_scratch_bytes(const struct gcuda_co
 // The wgmma product of a large gcuda_launch_conv_2d alone, with scratch that an earlier launch has filled. UNSUPPORTED: no wgmma
 // (gcuda_has_warp_groups), or max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
-    const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_2d(
-    const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_conv_transpose_2d_scratch_bytes(const struct gcuda_conv_transpose_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_1d(const struct gcuda_pool_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d(const struct gcuda_pool_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d_back(const struct gcuda_pool_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_pool_2d_back_scratch_bytes(const struct gcuda_pool_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_upscale(const struct gcuda_upscale_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_conv(const struct gcuda_ssm_conv_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_scan(const struct gcuda_ssm_scan_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_ssm_scan_scratch_bytes(const struct gcuda_ssm_scan_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rwkv_wkv6(const struct gcuda_rwkv_wkv6_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_gated_linear_attn(
-    const struct gcuda_gated_linear_attn_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_rwkv_wkv7(const struct gcuda_rwkv_wkv7_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_solve_tri(const struct gcuda_solve_tri_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_argsort(const struct gcuda_sort_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
@@ -4108,8 +4010,6 @@ GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struc
 // UNSUPPORTED: the path does not take the job, scratch is missing or not aligned, max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
 GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
-GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
-    const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 // If k or v are converted to F16 in scratch: at most 64 MiB more than one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // Classes of the mask's tiles (empty, full, mixed), computed once for several launches with the same mask, tokens and positions. Writes
@@ -4144,9 +4044,6 @@ struct gcuda_flash_attn_case {
                                      // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_back(
-    const struct gcuda_flash_attn_ext_back_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_back_scratch_bytes(const struct gcuda_flash_attn_ext_back_args * args);
 
 // =====================================================================================================
 // >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
@@ -27163,7 +27060,7 @@ static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
                : gcudai_fail(cu->lost, "backend %s is lost after an earlier error (%s); free it", cu->device->name, cu->why);
 }
 
-// Whether waiting asks again and again. On GB10 (12.1, integrated) the driver's own way to wait is slow.
+// Whether waiting polls. On GB10 (12.1, integrated) a blocking wait of the driver is slow.
 static bool gcudai_cuda_spins(const struct gcudai_cuda * cu) {
     const bool is_slow = cu->device->cc == 1210 && cu->device->is_integrated;
     return cu->wait == GCUDA_CUDA_WAIT_SPIN || cu->wait == GCUDA_CUDA_WAIT_YIELD ||
@@ -28135,6 +28032,8 @@ static bool gcudai_cuda_reads_host(const struct gcudai_cuda_device * d) {
 // =====================================================================================================
 // >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
 // =====================================================================================================
+
+static bool gcudai_is_product(enum gcuda_op op) { return op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_MUL_MAT_ID; }
 
 // Values of cuBLAS's interface.
 enum {
@@ -29511,7 +29410,7 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
         if (t == NULL) {
             continue;
         }
-        GCUDAI_CAN(y, (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && k == 0,
+        GCUDAI_CAN(y, gcudai_is_product(y->op) && k == 0,
             "%s is in a %s buffer: only mul_mat and mul_mat_id take it, as their first operand", gcudai_label(y, a), t->name);
         GCUDAI_CAN(y, t->buft.device == &d->device, "%s is in a %s buffer, whose main device is not %s%s", gcudai_label(y, a),
             t->name, d->name, d->context != NULL ? " in a context of the caller's" : "");
@@ -30104,11 +30003,6 @@ static gcuda_status gcudai_cuda_split_node(
 // >>impl-cuda-exec   nodes on a device: whether it supports them, and their launches
 // =====================================================================================================
 
-static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) {
-    (void) y;
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_cuda_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_CAN(y, gcudai_is_float(t->type), "no CUDA kernel for type %s of %s", gcuda_type_name(t->type), gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
@@ -30125,7 +30019,8 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Kernels quantize to what the CPU does.
+// As on the CPU: kernels quantize to the same types.
+static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) { return gcudai_any_can(y); }
 static gcuda_status gcudai_cuda_quantizer_can(const struct gcuda_tensor * y) { return gcudai_quantizer_can(y); }
 static gcuda_status gcudai_cuda_binary_can(const struct gcuda_tensor * y) { return gcudai_binary_can(y); }
 
@@ -30360,14 +30255,15 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args
 
 static void gcudai_nvtx_push(const struct gcuda_tensor * y);
 static void gcudai_nvtx_pop(void);
-// The kernels that may choose a variant with more shared memory than there always is, under the backend's cap.
+
+// For kernels that may choose a variant with more than 48 KiB of shared memory: the most that a block may have.
 static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcuda_args * args) {
     const size_t at = gcudai_cuda_ops[op].max_shared;
     if (at > 0) { memcpy((char *) args + at, &cu->max_shared, sizeof(cu->max_shared)); }
 }
 
 static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
-    return (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
+    return gcudai_is_product(y->op) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
 }
 
 // The operand that must be packed before the launch: the operation allows any strides, its kernels do not. NULL: none.
@@ -30418,8 +30314,6 @@ static gcuda_status gcudai_cuda_run_product(
     }
     return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);
 }
-
-static bool gcudai_is_product(enum gcuda_op op) { return op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_MUL_MAT_ID; }
 
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
@@ -30542,6 +30436,7 @@ struct gcudai_cuda_turns {
     GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, a, "0=1=2=3="), GCUDAI_CUT(args, b, "0%1%2%3%") }
 #define GCUDAI_CUT_OF_rows(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") }
 #define GCUDAI_CUT_OF_planes(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") }
+#define GCUDAI_CUT_OF_images(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(args, y, "!!!!!!3="), GCUDAI_CUT(args, x, "......3=") }
 #define GCUDAI_CUT_TRANSPOSED(args, products)                                                                        \
     { 2, GCUDAI_CUDA_CUT_CHANNELS }, products, NULL,                                                                 \
         { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, kernel, "....2=.."), GCUDAI_CUT(args, x, "......3=") }
@@ -30570,14 +30465,12 @@ struct gcudai_cuda_turns {
     GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") }
 #define GCUDAI_CUT_OF_rms_norm_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
     GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") }
-#define GCUDAI_CUT_OF_group_norm(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") }
 #define GCUDAI_CUT_OF_argmax(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") }
 #define GCUDAI_CUT_OF_soft_max(args) GCUDAI_CUT_PLAIN, {                                                               \
     GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") }
 #define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, {                                                                        \
     GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") }
 #define GCUDAI_CUT_OF_rope(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
-#define GCUDAI_CUT_OF_rope_back(args) GCUDAI_CUT_OF_rope(args)
 #define GCUDAI_CUT_OF_opt_step_adamw(args) GCUDAI_CUT_PLAIN, {                                                        \
     GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), \
     GCUDAI_CUT(opt_step, v, "0=1=2=3=") }
@@ -30606,7 +30499,6 @@ struct gcudai_cuda_turns {
 #define GCUDAI_CUT_OF_rwkv_wkv7(args) { 0, GCUDAI_CUDA_CUT_STEP }, NULL, &gcudai_cuda_rwkv7_turns, {                                 \
     GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), \
     GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) }
-#define GCUDAI_CUT_OF_im2col(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") }
 #define GCUDAI_CUT_OF_conv_2d(args) { 2, GCUDAI_CUDA_CUT_CHANNELS }, gcudai_cuda_conv_products, NULL, {      \
     GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") }
 #define GCUDAI_CUT_OF_conv_2d_dw(args) { 0, GCUDAI_CUDA_CUT_STEP }, gcudai_cuda_conv_products, NULL, {       \
@@ -30657,6 +30549,14 @@ static bool gcudai_cuda_scan_can_turn(const union gcuda_args * args) { // anothe
     return (uintptr_t) args->ssm_scan.s.data % 16 == (uintptr_t) args->ssm_scan.last.data % 16;
 }
 
+// Makes y a packed array of floats with the shape of x.
+static void gcudai_cuda_cut_packed(struct gcuda_array * y, const struct gcuda_array * x) {
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        y->ne[d] = x->ne[d];
+        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
+    }
+}
+
 // Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcuda_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
@@ -30673,10 +30573,7 @@ static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcu
         in->nb[3] = in->nb[2] * (size_t) in->ne[2];
     }
     const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        y->ne[d] = in->ne[d];
-        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
-    }
+    gcudai_cuda_cut_packed(y, in);
     *last = *state;
     last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
 }
@@ -30686,10 +30583,7 @@ static void gcudai_cuda_cut_ssm_scan(const struct gcudai_cuda_cut * cut, union g
     (void) cut;
     p->last = p->s;
     p->last.ne[3] = p->x.ne[3];
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        p->y.ne[d] = p->x.ne[d];
-        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
-    }
+    gcudai_cuda_cut_packed(&p->y, &p->x);
     p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
 }
 
@@ -36670,7 +36564,7 @@ GCUDAI_NO_CUDA(gcuda_cuda_download,
     (struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size,
     gcuda_cuda_ticket * ticket))
 GCUDAI_NO_CUDA(gcuda_cuda_upload_wait, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket))
-GCUDAI_NO_CUDA(gcuda_cuda_upload_event_wait, ( struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend))
+GCUDAI_NO_CUDA(gcuda_cuda_upload_event_wait, (struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend))
 GCUDAI_NO_CUDA(gcuda_cuda_upload_after, (struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend))
 GCUDAI_NO_CUDA(gcuda_cuda_profile_begin, (gcuda_backend_t backend))
 GCUDAI_NO_CUDA(gcuda_cuda_profile_end, (gcuda_backend_t backend))

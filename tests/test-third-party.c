@@ -1,4 +1,4 @@
-// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 75 lines. One with
+// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 85 lines. One with
 // its own memory fills in two more tables, for buffer types and buffers, as tests/test-backend.c does.
 #include "test.h"
 
@@ -73,10 +73,14 @@ static bool mine_supports_buft(gcuda_backend_dev_t d, gcuda_backend_buffer_type_
 static gcuda_status mine_memory(gcuda_backend_dev_t d, size_t * n_free, size_t * n) {
     return (void) d, gcuda_backend_dev_memory(gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_CPU), n_free, n);
 }
+static gcuda_status mine_props(gcuda_backend_dev_t d, struct gcuda_backend_dev_props * props) { // zero-filled by the caller
+    props->name = props->description = mine_dev_name(d), props->type = mine_dev_type(d);
+    return mine_memory(d, &props->memory_free, &props->memory_total);
+}
 static struct gcuda_backend_reg mine_reg;
 static struct gcuda_backend_device mine_dev = { .reg = &mine_reg, .iface = { .get_name = mine_dev_name, .get_description = mine_dev_name,
-    .get_memory = mine_memory, .get_type = mine_dev_type, .init_backend = mine_init, .get_buffer_type = mine_dev_buft, .supports_op = mine_supports,
-    .supports_buft = mine_supports_buft } };
+    .get_memory = mine_memory, .get_type = mine_dev_type, .get_props = mine_props, .init_backend = mine_init, .get_buffer_type = mine_dev_buft,
+    .supports_op = mine_supports, .supports_buft = mine_supports_buft } };
 static const char * mine_reg_name(gcuda_backend_reg_t r) { return (void) r, "Mine"; }
 static size_t mine_reg_count(gcuda_backend_reg_t r) { return (void) r, (size_t) 1; }
 static gcuda_backend_dev_t mine_reg_device(gcuda_backend_reg_t r, size_t i) { return (void) r, (void) i, &mine_dev; }
@@ -141,6 +145,10 @@ TEST(rope_and_mul_mat_from_outside) { // as the CPU backend computes them
     CHECK_OK(gcuda_backend_register(&mine_reg));
     gcuda_backend_t mine = gcuda_backend_init_by_name("Mine0", NULL), cpu = gcuda_backend_cpu_init();
     REQUIRE(mine != NULL && cpu != NULL);
+    struct gcuda_backend_dev_props props;
+    CHECK_OK(gcuda_backend_dev_get_props(mine->device, &props));
+    CHECK_EQ_I(props.type, GCUDA_BACKEND_DEVICE_TYPE_ACCEL);
+    CHECK(strcmp(props.name, "Mine0") == 0 && props.memory_total > 0);
     for (size_t t = 0; t < sizeof types / sizeof types[0]; ++t) {
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; ++m) {
             program_run(mine, types[t], modes[m], got);

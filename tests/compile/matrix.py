@@ -240,6 +240,15 @@ def fails_to_compile(folder, command, wanted):
         raise Bad(f"{' '.join(command)}: {'compiles' if done.returncode == 0 else done.stdout[:1000]}; wanted an error with '{wanted}'")
 
 
+def renamed_header(case):
+    """With GCUDA_PREFIX the header includes itself: a copy with another name needs GCUDA_HEADER."""
+    copy = case.path("renamed.h")
+    shutil.copy(os.path.join(ROOT, "gcuda.h"), copy)
+    command = ["gcc", "-std=c99", "-fsyntax-only", "-DGCUDA_PREFIX=one_", "-x", "c", copy]
+    case.call([*command, '-DGCUDA_HEADER="renamed.h"'])
+    fails_to_compile(case.folder, command, "gcuda.h")
+
+
 def forgotten_kind(enum, last, cpu, cuda):
     """A kind that is only in its list is an error of the CPU's compiler and of the kernels', and so is a number out of order."""
     def do(case):
@@ -247,16 +256,16 @@ def forgotten_kind(enum, last, cpu, cuda):
         path = os.path.join(folder, "gcuda.h")
         with open(path, encoding="utf-8") as f:
             text = f.read()
-        found = re.findall(rf"X\({last}, *(\d+)\)(?! *\\)", text)
+        found = re.findall(rf"(X\({last}, *(\d+)((?:, *\w+)*)\))(?! *\\)", text)
         if len(found) != 1:
             raise Bad(f"the last line of the list, X({last}, ...), is not there once, but {len(found)} times")
-        n = int(found[0])
+        line, n, others = found[0][0], int(found[0][1]), found[0][2]
         sim = ["-DGCUDA_CUDA", "-I.", f"-I{ROOT}/tests/sim/include"]
         c = ["gcc", "-std=c99", *sim, "-DGCUDA_IMPLEMENTATION", "-fsyntax-only", "-x", "c", "gcuda.h"]
         cu = ["g++", "-std=c++17", *sim, "-DGCUDA_KERNEL_PART=2", "-fsyntax-only", "-x", "c++", "gcuda_kernels.cu"] # which has both
         for number, checks in ((n + 1, [(c, cpu), (cu, cuda)]), (n + 2, [(c, f"gcudai_{enum}_numbers_count_up")])):
             with open(path, "w", encoding="utf-8") as f:
-                f.write(re.sub(rf"X\({last}, *{n}\)", rf"\g<0> X(FAKE, {number})", text))
+                f.write(text.replace(line, f"{line} X(FAKE, {number}{others})"))
             for command, wanted in checks:
                 fails_to_compile(folder, command, wanted)
     return do
@@ -427,6 +436,7 @@ def cases():
     prefixed = {"a": r"copy_a|^one_", "b": r"copy_b|^two_"}
     add("two prefixed copies gcc", "user", copies("gcc", "c99", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
     add("two prefixed copies g++", "full", copies("g++", "c++11", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
+    add("GCUDA_HEADER of a renamed copy gcc", "user", renamed_header)
     for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD", "GCUDA_NO_GGUF"):
         # the second of the builds with the same bits is without SIMD as well
         level = "full" if macro in ("GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD") else "ci"

@@ -8,7 +8,7 @@
   - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
-  - every kernel has a contract directly above it that names its floor; sections not done yet are exempt by name
+  - every kernel has a contract directly above it that names its floor
   - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
 """
@@ -43,12 +43,6 @@ def check(name, bad):
             print(f"        ... and {len(bad) - 30} more")
     else:
         n_passed += 1
-
-
-def code_of(text):
-    """The text with comments and strings blanked, line numbers kept."""
-    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
 
 def where(text, at):
@@ -113,9 +107,10 @@ def check_blocks(text):
     check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
           [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
 
+
 def check_words(path, text):
     bad = []
-    for m in re.finditer(r"\b(?:abort|_?exit|_Exit|quick_exit|longjmp|setjmp)\s*\(|<<<", code_of(text)):
+    for m in re.finditer(r"\b(?:abort|_?exit|_Exit|quick_exit|longjmp|setjmp)\s*\(|<<<", deps.blank(text)):
         bad.append(f"{path}:{where(text, m.start())}: {m.group()}")
     check(f"{path}: no abort, exit, longjmp, <<<", bad)
     bad = []
@@ -166,7 +161,6 @@ UNWRITTEN = {
     "gcuda_kernels.cu": "k-attention",
     "gcuda.h": "cuda impl-cuda-mul-mat impl-cuda-split impl-cuda-look",
 }
-NO_CONTRACTS = ()  # sections whose kernels have none yet
 
 
 def sections(text):
@@ -269,8 +263,8 @@ def check_phrases(name, paths):
 
 def check_contracts(text):
     """Directly above a kernel stands a comment with a row `floor`; a title (>>op:, ----) alone is none."""
-    lines, where_is, bad, n_kernels, n_exempt = text.split("\n"), sections(text), [], 0, 0
-    for i, line in enumerate(code_of(text).split("\n")):
+    lines, bad, n_kernels = text.split("\n"), [], 0
+    for i, line in enumerate(deps.blank(text).split("\n")):
         if not re.search(r"\b__global__\b", line) or line.lstrip().startswith("#"):
             continue
         name = re.search(r"\b(k_\w+)", " ".join(lines[i:i + 4]))
@@ -281,12 +275,9 @@ def check_contracts(text):
         while lines[above - 1].startswith("//"):
             above -= 1
         n_kernels += 1
-        if where_is[i] in NO_CONTRACTS:
-            n_exempt += 1
-        elif not any(row.startswith("//   floor ") for row in lines[above:first]):
+        if not any(row.startswith("//   floor ") for row in lines[above:first]):
             bad.append(f"gcuda_kernels.cu:{i + 1}: {name.group(1) if name else '?'} has no contract with a floor directly above it")
-    note = f", not {' '.join(NO_CONTRACTS)}" if NO_CONTRACTS else ""
-    check(f"{n_kernels - n_exempt} of {n_kernels} kernels have a contract{note}", bad)
+    check(f"{n_kernels} kernels have a contract", bad)
 
 
 def check_layout(path, text):
@@ -306,7 +297,7 @@ def check_instruction_sets(text):
     """Kernels use what gcuda_cpu_set_isa leaves, not what the processor has: that is asked where the sets are listed, and to describe it."""
     allowed = ("gcudai_cpu_has", "gcudai_cpu_has_isa", "gcudai_cpu_dev_description")
     bad, function = [], ""
-    for n, line in enumerate(code_of(text).splitlines(), 1):
+    for n, line in enumerate(deps.blank(text).splitlines(), 1):
         begin = re.match(r"\w.*?(\w+)\(.*\{$", line)
         function = begin.group(1) if begin else function
         if re.search(r"gcudai_cpu_has\(", line) and function not in allowed:
@@ -317,7 +308,7 @@ def check_instruction_sets(text):
 def check_names(text):
     """What users see begins with gcuda_ or GCUDA_, what they do not with gcudai_ or GCUDAI_."""
     bad = []
-    for m in re.finditer(r"^\s*#\s*define\s+([A-Za-z_][A-Za-z0-9_]*)", code_of(text), re.M):
+    for m in re.finditer(r"^\s*#\s*define\s+([A-Za-z_][A-Za-z0-9_]*)", deps.blank(text), re.M):
         name = m.group(1)
         known = name in ("X", "WIN32_LEAN_AND_MEAN", "NOMINMAX", "_GNU_SOURCE", "_FILE_OFFSET_BITS", "_WIN32_WINNT", "_CRT_SECURE_NO_WARNINGS",
                          "__USE_MINGW_ANSI_STDIO")
