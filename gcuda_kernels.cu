@@ -9,10 +9,10 @@
 //   >>k-elements        unary and binary operations, scale, optimizer steps
 //   >>k-reduce          sums, argmax, cross entropy
 //   >>k-rows            repeat, concat, pad, roll, masks, generators
-//   >>k-norm            norms, soft_max, cumsum, rope
+//   >>k-norm            norms, soft_max, cumsum, rope, routing of experts
 //   >>k-conv-packed     packed image and weights of large convolutions, shared by parts 11 and 13
 //   >>k-conv            convolution, pooling, resampling
-//   >>k-ssm             recurrences: state spaces, linear attention, triangular systems
+//   >>k-ssm             recurrences: state spaces (chunked scan), linear attention, triangular systems
 //   >>k-sort            argsort, top_k
 //   >>k-mul-mat         matrix products: the general kernel for every type, stride and size; code shared by all paths
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
@@ -21,7 +21,7 @@
 //   >>k-sm90            instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 //   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
 //   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
-//   >>k-attention       attention in one pass
+//   >>k-attention       attention in one pass, latent attention (MLA) too, and its gradients
 //
 // Every operation has a general kernel that handles every stride and size. Packed rows, few columns and similar cases
 // have faster kernels. Kernels take plain structs by value, use no float atomics and are bitwise deterministic.
@@ -5645,7 +5645,7 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
 
 #if GCUDAI_PART(10)
 // =====================================================================================================
-// >>k-norm   norms, soft_max, cumsum, rope
+// >>k-norm   norms, soft_max, cumsum, rope, routing of experts
 // =====================================================================================================
 
 // ---- rows in registers: each element is read once ----
@@ -6803,11 +6803,7 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
 // Maximum over a warp.
 static inline __device__ uint32_t d_route_most(uint32_t v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    for (int d = 16; d > 0; d /= 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, v, d);
-        v = other > v ? other : v;
-    }
-    return v;
+    return d_warp_reduce<d_max_op>(v);
 #else
     return __reduce_max_sync(0xffffffffu, v);
 #endif
@@ -10186,7 +10182,7 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_PART(12)
 // =====================================================================================================
-// >>k-ssm   recurrences: state spaces, linear attention, triangular systems
+// >>k-ssm   recurrences: state spaces (chunked scan), linear attention, triangular systems
 // =====================================================================================================
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
@@ -20209,16 +20205,14 @@ const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_ge
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)
 // =====================================================================================================
-// >>k-attention   attention in one pass
+// >>k-attention   attention in one pass, latent attention (MLA) too, and its gradients
 // =====================================================================================================
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
-// A block has 16 queries, which are tokens times the heads that share k and v, and walks over the positions, 32 at a time,
+// k_flash_attn. A block has 16 queries, which are tokens times the heads that share k and v, and goes over the positions, 32 at a time,
 // in slices of 64 elements: scores, then the running maximum and sum of the softmax (Milakov & Gimelshein 2018,
 // arXiv:1805.02867), then the weighted values. A warp has two of the queries from the scores to the result; its lanes are
 // positions, then elements. Everything is in F32, and the order of the sums depends on the shapes alone.
-//   floor   k and v once for every 16 queries, q, mask and y once
-//   shared  39 KiB; longer values than 384 elements are summed up in y, which belongs to the block
 #define ATTN_QUERIES 16
 #define ATTN_POSITIONS 32
 #define ATTN_SLICE 64
@@ -20420,10 +20414,11 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
-//              WGMMA, 4,096 x 4,096, no mask: 535 TFLOP/s at 128 (cuBLAS F16 762), 366 at 64, 378 at 80, 575 at 256; 512 x 16,384 594;
-//              causal 411, 16,384 x 16,384 517; a bias everywhere 331. Unchanged code at 80 varied by 10 % between builds
-//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 576/512, 1 x 16 heads, 22.9 us (26 %); 320/256
-//              27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it
+//              WGMMA, 4,096 x 4,096, no mask: 535 TFLOP/s at 128 (cuBLAS F16 762), 366 to 370 at 64, 293 at 72, 378 at 80, 575 at 256;
+//              512 x 16,384 594; causal 411 (453 with mask_classes of the caller), 16,384 x 16,384 517 (532); a bias everywhere 331
+//              ELEMENTS: 512/512, 8 x 4 heads, 16,384 positions 107 us (80 %); 320/256 27 us; 192/128 is twice as slow as SPLIT and ROWS,
+//              which keep it. k_attn_latent, 576/512, 1 x 16 heads: 16,384 positions 20.4 us (30 %), causal 22.5, in BF16 24.4; 65,536
+//              positions 41.6 us (58 %)
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
@@ -20543,7 +20538,7 @@ static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a,
     const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
     return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
 }
-static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
+static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
     uint2 all = { 0, 0xffffffffu };
     const int plane0 = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
     for (int i = 0; i < b.n_planes; ++i) {
@@ -20556,26 +20551,22 @@ static inline __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, cons
     }
     return all;
 }
-static NO_INLINE __device__ uint2 d_attn_call_word_of_several(const d_attn_mma & a, const d_attn_block & b, int word) {
-    return d_attn_word_of_several(a, b, word);
-}
-// CALLS: by calls of functions, not in a kernel with wgmma, whose registers they would move.
-template <bool CALLS> static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
+// Holds a call, which would move registers that wgmma uses: kernels with wgmma have d_attn_wg_word.
+static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
     return a.classes == nullptr                       ? d_attn_word_without_classes(a, word)
            : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
-           : CALLS                                    ? d_attn_call_word_of_several(a, b, word)
                                                       : d_attn_word_of_several(a, b, word);
 }
 
 // Goes over the visible tiles of a block. All lanes of a warp do the same.
-template <bool CALLS> struct d_attn_walk_of {
+struct d_attn_walk {
     int word, rank; // of the next tile: its word, its number among the visible ones
     uint32_t seen, full;
 
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
         while (true) {
             while (seen == 0) {
-                const uint2 w = d_attn_word<CALLS>(a, b, ++word);
+                const uint2 w = d_attn_word(a, b, ++word);
                 seen = w.x;
                 full = w.y;
             }
@@ -20604,14 +20595,14 @@ template <bool CALLS> struct d_attn_walk_of {
         }
         const int lane = (int) threadIdx.x % 32;
         const uint2 none = { 0, 0 };
-        uint2 own = lane < a.n_words ? d_attn_word<CALLS>(a, b, lane) : none;
+        uint2 own = lane < a.n_words ? d_attn_word(a, b, lane) : none;
         int total = __popc(own.x);
-        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word<CALLS>(a, b, w).x); }
+        NO_UNROLL for (int w = lane + 32; w < a.n_words; w += 32) { total += __popc(d_attn_word(a, b, w).x); }
         total = d_warp_reduce<d_sum_op>(total);
         const int first = first_of(total, a, split), n = first_of(total, a, split + 1) - first;
         rank = 0;
         NO_UNROLL for (int w0 = 0; n > 0; w0 += 32) {
-            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word<CALLS>(a, b, w0 + lane) : none; }
+            if (w0 > 0) { own = w0 + lane < a.n_words ? d_attn_word(a, b, w0 + lane) : none; }
             const int upto = d_warp_inclusive(__popc(own.x));
             const uint32_t beyond = __ballot_sync(0xffffffffu, rank + upto > first);
             if (beyond != 0) {
@@ -20628,7 +20619,6 @@ template <bool CALLS> struct d_attn_walk_of {
         return n;
     }
 };
-typedef d_attn_walk_of<true> d_attn_walk;
 
 // ---- k and v in shared memory ----
 // Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
@@ -20758,6 +20748,13 @@ static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_at
     return a.parts == nullptr ? (int64_t) b.s * a.y_seq_rows + token * a.y_heads + head
                               : (int64_t) b.s * (a.n_tokens * a.n_heads) + token * a.n_heads + head - a.first_head;
 }
+// Row `out` of the result, or of the partial result of a split, which has n_rows rows; and the partial result's maximum and sum.
+static inline __device__ float * d_attn_out_at(const d_attn_mma & a, int64_t out, int split, int64_t n_rows) {
+    return a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+}
+static inline __device__ void d_attn_put_sums(const d_attn_mma & a, int64_t out, int split, int64_t n_rows, float max, float sum) {
+    ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(max, sum);
+}
 
 // Four elements of a row of q, as floats.
 static NO_INLINE __device__ float4 d_attn_any_quad(const d_attn_mma & a, const char * x, int d) {
@@ -20831,6 +20828,8 @@ static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_arg
     return shrink / (sum * shrink + exp2f(sink - top));
 }
 
+// Blocks of rows, times splits, groups and sequences.
+static inline __device__ int d_attn_n_items(const d_attn_mma & a) { return a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n); }
 // Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
 // the last rows first, which see most under a causal mask.
 static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
@@ -21031,7 +21030,7 @@ static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], co
     }
 }
 
-// Scores become weights relative to the largest so far; what was summed before is scaled to match.
+// Scores become weights relative to the largest so far; the accumulators so far are scaled to match.
 template <int DT, int RT> static inline __device__ void d_attn_split_soften(d_attn_split_state<DT, RT> & st, float (&s)[RT][4]) {
     float factor[RT][2];
     bool has_grown = false;
@@ -21223,10 +21222,10 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
             const int row = 8 * rt + 2 * t + e;
             const bool is_row = row < b.n_rows;
             const int64_t out = d_attn_out_row(a, b, row);
-            y[e] = !is_row ? nullptr : a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
+            y[e] = !is_row ? nullptr : d_attn_out_at(a, out, split, n_rows);
             scale[e] = is_row && a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[rt][e], st.sum[rt][e]) : 1.0f;
             if (is_row && a.parts != nullptr && g == 0 && warp == 0) {
-                ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[rt][e], st.sum[rt][e]);
+                d_attn_put_sums(a, out, split, n_rows, st.max[rt][e], st.sum[rt][e]);
             }
         }
         NO_UNROLL for (int j = warp; 16 * j < dv; j += n_warps) {
@@ -21271,7 +21270,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.n_steps = a.n_steps;
     bool has_waited = !a.is_after_classes; // else all grids before k_attn_classes have ended: q can be read before the wait
     if (has_waited) { d_pdl_prologue(); }
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, 8 * RT, split);
@@ -21455,7 +21454,7 @@ static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], co
     return seen;
 }
 
-// Scores become weights relative to the largest so far; what was summed before is scaled to match.
+// Scores become weights relative to the largest so far; the accumulators so far are scaled to match.
 template <int DT, int MT, int NT>
 static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s)[MT][NT][4]) {
     float factor[MT][2];
@@ -21558,9 +21557,9 @@ static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, cons
             const int row = row0 + 16 * mt + 8 * r + g;
             if (row >= b.n_rows) { continue; }
             const int64_t out = d_attn_out_row(a, b, row);
-            float * y = a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv;
+            float * y = d_attn_out_at(a, out, split, n_rows);
             const float scale = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[mt][r], st.sum[mt][r]) : 1.0f;
-            if (a.parts != nullptr && t == 0) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(st.max[mt][r], st.sum[mt][r]); }
+            if (a.parts != nullptr && t == 0) { d_attn_put_sums(a, out, split, n_rows, st.max[mt][r], st.sum[mt][r]); }
             UNROLL for (int j = 0; j < DT; ++j) {
                 if (8 * j < dv) {
                     const float x = st.o[mt][j][2 * r] * scale, z = st.o[mt][j][2 * r + 1] * scale;
@@ -21593,7 +21592,7 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
     d_pdl_prologue();
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, block_rows, split);
@@ -21947,7 +21946,7 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
             const int row = 16 * mt + 8 * r + g;
             if (row >= b.n_rows) { continue; }
             const int64_t out = d_attn_out_row(a, b, row);
-            float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+            float * y = d_attn_out_at(a, out, split, n_rows);
             UNROLL for (int j = 0; j < 8; ++j) {
                 const int d = 16 * (warp + ATTN_ELEMENT_WARPS * (j / 2)) + 8 * (j % 2);
                 if (d < a.dv) { *(float2 *) (y + d + 2 * t) = make_float2(o[mt][j][2 * r] * scale[row], o[mt][j][2 * r + 1] * scale[row]); }
@@ -21981,7 +21980,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
     q.n_steps = a.n_steps;
     bool has_waited = !a.is_after_classes; // as in k_attn_split
     if (has_waited) { d_pdl_prologue(); }
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, rows, split);
@@ -22128,7 +22127,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
             if (lane == 0 && row0 + r < b.n_rows) {
                 const int64_t out = d_attn_out_row(a, b, row0 + r), n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
                 of_rows.factor[row0 + r] = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row0 + r), sums.max[r], sum) : 1.0f;
-                if (a.parts != nullptr) { ((float2 *) a.part_sums)[split * n_rows + out] = make_float2(sums.max[r], sum); }
+                if (a.parts != nullptr) { d_attn_put_sums(a, out, split, n_rows, sums.max[r], sum); }
             }
         }
         __syncthreads();
@@ -22149,8 +22148,8 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 };
 
 // ---- many rows on warpgroup matrix instructions (9.0a) ----
-// A block has 64 rows for each of its two consumer warpgroups and goes from item to item. The warps of its third warpgroup bring in what
-// these need (>>k-sm90), already of the next item while the last one is computed:
+// k_attn_wg. A block has 64 rows for each of its two consumer warpgroups and goes from item to item. The warps of its third warpgroup are
+// producers (>>k-sm90); they load the next item's stages while the last one's are computed:
 //
 //   warp  job                                                                                barriers
 //   0     TMA: k and v of a stage, which is TILES tiles of 64 positions, and its codes       k_full, k_empty, v_full, v_empty
@@ -22159,26 +22158,17 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 //
 // A consumer warpgroup starts the scores of the next stage and the values of this one together, and makes the softmax of the next while its
 // values are summed.
-//   floor   4 DK or DV operations for each row and position at the rate of the tensor cores; exp2 is half of that time at 128
-//   shared  q, two stages of k and v, of heads of 64 four (TMA's latency is longer than a step of theirs), one or two of the mask
-// Tuning of head sizes up to 64; TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged code varied by up to 10 % between
+// Tuning of head sizes up to 64, whose steps are shorter than the latency of TMA; longer rows leave room for two stages and have all
+// exponentials on their own unit. TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged code varied by up to 10 % between
 // these builds, so differences below that say nothing:
-//   ATTN_WG_STAGES      of k and v    2: 309, 4: 326 (without the polynomial). Longer rows leave room for two
-//   ATTN_WG_POLY        of 16 exponentials on FMA units    0: 326, 4: 366, 6: 299
-//   ATTN_WG_POLY_LONG   the same for longer rows
-#ifndef ATTN_WG_POLY
-#define ATTN_WG_POLY 4
-#endif
-#ifndef ATTN_WG_POLY_LONG
-#define ATTN_WG_POLY_LONG 0
-#endif
-#ifndef ATTN_WG_STAGES
+//   ATTN_WG_STAGES   of k and v                        2: 309, 4: 326 (without the polynomial)
+//   ATTN_WG_POLY     of 16 exponentials on FMA units   0: 326, 4: 366, 6: 299
 #define ATTN_WG_STAGES 4
-#endif
+#define ATTN_WG_POLY 4
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
     static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
-    static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : ATTN_WG_POLY_LONG; // d_attn_wg_soften
+    static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : 0; // d_attn_wg_soften
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
     static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
@@ -22278,7 +22268,7 @@ struct d_attn_wg_walk {
     }
 };
 
-// ---- the warps that bring in ----
+// ---- producer warps ----
 // A stage of k or v, from one lane: the tiles of its codes, panels of 64 elements.
 template <typename S>
 static inline __device__ void d_attn_wg_load(const d_tensor_map & map, const int (&code)[2], int head, int s, uint32_t to, int n_bytes, uint32_t full) {
@@ -22388,7 +22378,7 @@ template <typename S, int DV> static inline __device__ void d_attn_wg_clean(cons
     }
 }
 
-// Eight biases of a row from position j on; of positions that are not there -inf.
+// Eight biases of a row from position j on; -inf after the last position.
 static inline __device__ uint4 d_attn_wg_bias_words(const char * row, int j, int n_kv) {
     uint32_t w[4];
     UNROLL for (int e = 0; e < 4; ++e) { // a mask has an even number of positions
@@ -22450,7 +22440,7 @@ template <typename S> static inline __device__ void d_attn_wg_biases(const d_att
     }
 }
 
-// ---- consumers ----
+// ---- consumer warpgroups ----
 #define ATTN_WG_LEAST_SLOPE 1e-18f // scores are divided by it; biases of less than 1e-13 are none
 
 // d_half_exponent of a number's bits, but at least -120, so that 2 to it is a float.
@@ -22541,8 +22531,8 @@ static inline __device__ float d_attn_wg_exp2(float x) {
     return x < -126.0f ? 0.0f : y;
 }
 
-// Scores, in units of `unit`, become weights relative to the largest so far; factor: what was summed before is to be multiplied with. POLY: of
-// 16 scores of a lane so many by d_attn_wg_exp2.
+// Scores, in units of `unit`, become weights relative to the largest so far; factor: for the accumulators so far. POLY of 16 scores of a
+// lane take d_attn_wg_exp2.
 template <int POLY, int H>
 static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & st, const float (&unit)[2], float (&factor)[2]) {
     UNROLL for (int r = 0; r < 2; ++r) {
@@ -22555,7 +22545,7 @@ static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & s
         factor[r] = d_exp2(st.max[r] - base);
         st.max[r] = max;
         UNROLL for (int i = 2 * r; i < H; i += 4) {
-            const bool is_poly = H <= 64 && i / 4 % 8 < POLY;
+            const bool is_poly = i / 4 % 8 < POLY;
             s[i] = is_poly ? d_attn_wg_exp2(s[i] * unit[r] - base) : d_exp2(s[i] * unit[r] - base);
             s[i + 1] = d_exp2(s[i + 1] * unit[r] - base);
             sum += s[i] + s[i + 1];
@@ -22592,14 +22582,14 @@ static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_
     if (a.parts == nullptr) {
         own_scale = d_attn_final_scale(a.p, d_attn_head(a, b, own < b.n_rows ? own : b.n_rows - 1), own_max, own_sum);
     } else if (own < b.n_rows && t < 2) {
-        ((float2 *) a.part_sums)[split * n_rows + own_out] = make_float2(own_max, own_sum);
+        d_attn_put_sums(a, own_out, split, n_rows, own_max, own_sum);
     }
     __syncwarp();
     UNROLL for (int r = 0; r < 2; ++r) {
         const float scale = __shfl_sync(0xffffffffu, own_scale, lane / 4 * 4 + r);
         const int64_t out = (int64_t) __shfl_sync(0xffffffffu, (long long) own_out, lane / 4 * 4 + r);
         if (row0 + 8 * r + lane / 4 >= b.n_rows) { continue; }
-        float * y = (a.parts == nullptr ? (float *) a.p.y.data + out * dv : a.parts + (split * n_rows + out) * dv) + 2 * t;
+        float * y = d_attn_out_at(a, out, split, n_rows) + 2 * t;
         UNROLL for (int j = 0; j < DV / 8; ++j) {
             if (8 * j < dv) { *(float2 *) (y + 8 * j) = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale); }
         }
@@ -22727,7 +22717,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 #endif // D_SM90
 
 // WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
-//   floor   2 (DK + DV) operations per row and position on tensor cores. Head 64: 16 exponentials a clock take equally long
+//   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials, 16 a clock, take as long at 64 and half of it at 128
 //   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
 //   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
 //   arch    9.0a
@@ -22788,18 +22778,14 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 #endif
 }
 
-// ---- latent attention: v in k, up to 16 rows, on warpgroup matrix instructions (9.0a) ----
-// ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
+// ---- latent attention (MLA): v in k, blocks of 16 rows, on warpgroup matrix instructions (9.0a) ----
+// k_attn_latent. ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
 //   scores  S^T = K Q^T: 64 positions x 16 rows; each consumer warpgroup computes all of them for itself
 //   values  O^T = V^T P^T: a consumer warpgroup has every second 64 elements of v; V^T is the tile of k, read MN-major
-// So consumer warpgroups share only the stages. A block has 16 rows and goes over its visible tiles of 64 positions:
-//   warp 8   producer, TMA: a stage is a tile, one panel of 64 elements for each mbarrier `full`, so that scores begin with the first
-//   block    two consumer warpgroups and the producer warp
-//   shared   q, weights of each warpgroup, two stages, the result: 199 KiB for 576/512 in F16
-//   floor    k once at the speed of reading: 72 KB a tile are 5,400 clocks of a multiprocessor of an H100; both warpgroups read it twice from
-//            shared memory, 2,000 clocks
-//   needs    k F16 or BF16, rows and strides multiples of 16 bytes, v in k, q F32 (attn_is_wide_q), no mask or F16, GCUDA_PREC_DEFAULT;
-//            without code for 9.0a it has no static shared memory (attn_set_latent)
+// So consumer warpgroups share only the stages. Warp 8 is the producer (TMA): a stage is a tile of 64 positions, with an mbarrier `full` for
+// each panel of 64 elements, so that scores begin with the first.
+// Of a tile, 72 KiB, reading takes about 5,400 clocks of an SM of an H100. From shared memory both warpgroups read all of it for the scores
+// and half of it for the values: at least 1,700 clocks.
 #define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640
 
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
@@ -22839,7 +22825,7 @@ static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a) {
 template <typename S> static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_tensor_map & map, const d_attn_latent_ring & ring) {
     const int lane = (int) threadIdx.x % 32;
     d_pipeline_state<S::stages> at = { 0, 1 };
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
@@ -22963,7 +22949,7 @@ template <typename S> static inline __device__ void d_attn_latent_clean(const d_
     }
 }
 
-// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; what was summed before is scaled to match.
+// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; the accumulators so far are scaled to match.
 template <typename S>
 static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a, const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
@@ -23007,7 +22993,7 @@ static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, cons
             UNROLL for (int r = 0; r < 2; ++r) { *(float *) (to + 512 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
         }
         if (a.parts != nullptr && threadIdx.x < 4 && row < b.n_rows) {
-            ((float2 *) a.part_sums)[split * n_rows + d_attn_out_row(a, b, row)] = make_float2(st.max[c], st.sum[c]);
+            d_attn_put_sums(a, d_attn_out_row(a, b, row), split, n_rows, st.max[c], st.sum[c]);
         }
     }
     d_fence_async();
@@ -23015,7 +23001,7 @@ static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, cons
     const int row = (int) threadIdx.x;
     if (row < b.n_rows) {
         const int64_t out = d_attn_out_row(a, b, row);
-        float * y = a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
+        float * y = d_attn_out_at(a, out, split, n_rows);
         d_tma_store(y, ring.out + row * S::out_stride, 4 * a.dv);
         d_tma_commit();
         d_tma_wait<0>(); // also: the rows are the next item's
@@ -23027,7 +23013,7 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, n_panels = ring.n_panels;
     const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
     d_pipeline_state<S::stages> at = { 0, 0 };
-    const int n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n);
+    const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
@@ -23070,11 +23056,11 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
             if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + at.index * n_panels * S::panel_bytes); }
             d_attn_latent_soften<S>(st, s, a, ring, bias, is_full);
             d_fence_async();
-            d_named_sync(1 + group, 128); // weights of all warps are there
+            d_named_sync(1 + group, 128); // weights of all warps are written
             d_wgmma_fence();
             UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
                 UNROLL for (int i = 0; i < 4; ++i) {
-                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the result: any
+                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the last panel: any, its accumulators are not stored
                     d_wgmma_ss<false, true>(T(), st.o[i], d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n, weights + 2 * n, 1);
                 }
             }
@@ -23093,7 +23079,8 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
 // Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
 //   floor   k once per 16 rows
 //   shared  q, weights, two stages of 64 positions of k, the result: 199 KiB for 576/512 in F16
-//   needs   what attn_set_latent asks; without code for 9.0a it has no static shared memory
+//   needs   v in k, F16 or BF16, rows at multiples of 16 bytes; q F32 (attn_is_wide_q), no mask or F16; no GCUDA_PREC_F32 (attn_set_latent);
+//           without code for 9.0a it has no static shared memory
 //   arch    9.0a
 template <typename T, int PARTS>
 static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
@@ -23342,10 +23329,10 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 // ---- adding splits ----
 // Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
 // added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
+// LANES, PARTS, DEPTH are 32, 4, 8; of ELEMENTS 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and 128 threads,
+// so that its blocks wait next to those of k_attn_latent.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
-//   shape     LANES, PARTS, DEPTH: 32, 4, 8; for long values 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and
-//             128 threads: blocks wait next to those of k_attn_latent
 //   needs     DV a multiple of 4
 template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;

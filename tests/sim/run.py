@@ -318,7 +318,8 @@ class Variant:
         for program in ("test-warp-groups", "test-conv"):
             self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
         part = [] if level == "full" else ["--part", f"{self.turn(2)}/2"]
-        self.test("test-attention", "--filter", "wgmma", *part, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        for cases in ("wgmma", "latent"):
+            self.test("test-attention", "--filter", cases, *part, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
         """One operation for each seed. Those of SEED_PARTS, whose rows are long, run one part of their cases, another one each time."""
