@@ -768,7 +768,7 @@ static gcuda_status profile_nodes(struct app * a, gcuda_backend_t backend) {
 
 static gcuda_status bench_profile(struct app * a, int depth) {
     const gcuda_backend_t backend = llm_session_backend(a->session, 0);
-    struct gcuda_cuda_plan_stats s = { 0 };
+    struct gcuda_cuda_plan_stats s;
     int32_t token = 0;
     double host_us = 0.0, all_us = 0.0;
     memset(&s, 0, sizeof s);

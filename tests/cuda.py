@@ -3,10 +3,12 @@
 
     cuda.py [--all]      --all: optimised, and the kernels for all other architectures and PTX, besides
 
-The kernels and programs for 90a compile without a warning, and one part for 7.5. Without --all both compile with as little
-optimisation as there is, in build/quick/: it takes half the time, and what runs here runs on the CPU. What is built needs neither libcuda nor libcublas, starts
-where no NVIDIA library exists (a root folder with nothing in it but the C libraries), and then says that there is no
-such device, and uses the CPU when asked to. The kernels' objects go into a shared library.
+The kernels and programs for 90a compile without a warning, and one part for 7.5. Without --all those for 90a compile with as
+little optimisation as nvcc and cc have, in build/quick/: it takes half the time, and what runs here runs on the CPU. Only
+lines with `warning` or `remark` count: notes of ptxas (`info`), such as that it serializes wgmma, do not, with optimisation neither.
+What is built needs neither libcuda nor libcublas, starts where no NVIDIA library exists (a root folder with nothing in it but the
+C libraries), and then says that there is no such device, and uses the CPU when asked to. The kernels' objects go into a shared
+library.
 """
 import concurrent.futures
 import os
@@ -102,10 +104,10 @@ def starts_anywhere():
 
 
 def flags():
-    """Variables of make."""
+    """Variables of make. Which nvcc is asked: the one that the Makefile takes."""
     if IS_ALL:
         return [f"B={FOLDER}"]
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    nvcc = "/usr/local/cuda/bin/nvcc" if os.path.exists("/usr/local/cuda/bin/nvcc") else "nvcc"
     quick = "--Ofast-compile=max" if "--Ofast-compile" in run([nvcc, "--help"])[1] else "-Xptxas -O0"
     return [f"B={FOLDER}", f"NVCC_FLAGS={quick}", "CFLAGS=-O0", "EXAMPLE_CFLAGS=-O0"]
 

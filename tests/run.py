@@ -4,9 +4,11 @@
     python3 tests/run.py [--level user|ci|full] [--only TEXT] [--list] [--jobs N]
 
 Called by `make test LEVEL=...`. A job is one command. A program's last line `N passed, N failed[, N skipped]` is counted;
-a command without one counts as one test. A crash, a timeout, a failed build or a missing closing line is a failure. Limits are
-of processor time, and of ten times as much by the clock (limits.py): a busy machine is no failure. The last line is the sum; the exit code is 0 only if nothing failed. What each job printed stays in build/log/. On a machine with many
-processors `make test LEVEL=full ARGS="--jobs 24"` also runs what is on the simulated device and compiles architectures side by side.
+a command without one counts as one test. A crash, a timeout, a failed build, a warning of gcc in a build of the tests or a missing
+closing line is a failure. Limits are of processor time, and of ten times as much by the clock (limits.py): a busy machine is no
+failure. The last line is the sum; the exit code is 0 only if nothing failed. What each job printed stays in build/log/. On a machine
+with many processors `make test LEVEL=full ARGS="--jobs 24"` also runs programs of the simulated device in parallel and compiles
+several architectures at a time.
 """
 import argparse
 import concurrent.futures

@@ -440,7 +440,7 @@ TEST(llm_graphs_grow) {
         write_arch(archs[a], a == 0 ? 2 : 7);
         for (int i = 0; i < N; ++i) { tokens[i] = (i * 37 + i / 7) % 256; }
         q.n_ctx = 2 * LLMI_KV_STEP;
-            CHECK_OK(open_model(&f, &q));
+        CHECK_OK(open_model(&f, &q));
         CHECK_OK(llm_eval_tokens(f.s, 0, tokens, N_FIRST + 12));
         memcpy(part, llm_seq_logits(f.s, 0), sizeof part);
         CHECK_OK(llm_seq_truncate(f.s, 0, 0));

@@ -6,8 +6,9 @@
 Each switch alone, and all together: whatever the implementation calls by then, the kernels define by then. What is called and what is
 defined is read in the preprocessed text, which takes a fraction of a second; that this reading is right is checked against the symbols
 of an object. Then both compile without a warning: the front end is asked, and of the kernels only for the parts that a switch changes.
---symbols: only the first of these. --sixth: single switches compile that the seed, which is printed, chooses, every sixth of them: a
-switch has its turn in one of six seeds one after the other. All together always compile. A program of which all this is linked and run is tests/sim/run.py's (group switches).
+--symbols: only the first of these. --sixth: of the single switches every sixth compiles, chosen by the seed, which is printed; six
+consecutive seeds choose all. All together always compile. A program of which all this is linked and run is tests/sim/run.py's (group
+switches).
 """
 import argparse
 import concurrent.futures
@@ -39,7 +40,7 @@ def switches():
 
 
 def sixth(names, seed):
-    """Single switches, of which each is in one of six seeds that follow each other."""
+    """Single switches: each is chosen by one of six consecutive seeds."""
     return names[seed % 6::6]
 
 

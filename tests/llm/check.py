@@ -737,13 +737,14 @@ def several_gpus(name):
     return test
 
 
-def program(run, *words, code=0):
-    """(standard output, standard error) of build/llm."""
-    if not os.path.exists(run.args.program):
-        raise Skip(f"{run.args.program} is not built")
-    result = subprocess.run([run.args.program, *words, "--backend", run.args.backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+def program(run, *words, code=0, path=None, backend=None):
+    """(standard output, standard error) of build/llm, or of the program at path."""
+    path, backend = path or run.args.program, backend or run.args.backend
+    if not os.path.exists(path):
+        raise Skip(f"{path} is not built")
+    result = subprocess.run([path, *words, "--backend", backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     out, err = result.stdout.decode("utf-8", "replace"), result.stderr.decode("utf-8", "replace")
-    run.that(result.returncode == code, f"exit code of llm {' '.join(words)[:80]}", f"{result.returncode}, want {code}: {err[-300:]}")
+    run.that(result.returncode == code, f"exit code of llm {' '.join(words)[:80]} on {backend}", f"{result.returncode}, want {code}: {err[-300:]}")
     return out, err
 
 
@@ -767,21 +768,21 @@ def program_answers(run):
     run.that("missing" in err, "a missing file is named", f"{err!r}")
 
 
+def perplexity(run, n, *words, **which):
+    """Of n tokens of corpus.txt, as the program prints it. which: path and backend of program()."""
+    out, _ = program(run, "perplexity", os.path.join(HERE, "corpus.txt"), "-m", real(models.smollm2), "-n", str(n), *words, **which)
+    found = re.search(r"perplexity ([0-9.]+)", out)
+    run.that(found is not None, f"a perplexity is printed with {words} {which}", f"{out!r}")
+    return float(found.group(1)) if found else float("nan")
+
+
 def program_perplexity(run):
     """Perplexity of corpus.txt: F32 arithmetic against float64, also with a rotated 4-bit cache; then as used, and what caches of 8 and 4 bits cost."""
-    path = real(models.smollm2)
     row = expected("perplexity.json")[1 if run.args.level == "full" else 0]
-    text = os.path.join(HERE, "corpus.txt")
-
-    def measure(*words):
-        out, _ = program(run, "perplexity", text, "-m", path, "-n", str(row["tokens"]), *words)
-        found = re.search(r"perplexity ([0-9.]+)", out)
-        run.that(found is not None, f"a perplexity is printed with {words}", f"{out!r}")
-        return float(found.group(1)) if found else float("nan")
     want = row["perplexity"]
-    got = {kv: measure("--kv", kv) for kv in ("f16", "q8_0", "q4_0")}
-    got["exact"] = measure("--kv", "f32", "--exact")
-    got["q4_0 exact"] = measure("--kv", "q4_0", "--exact")
+    got = {kv: perplexity(run, row["tokens"], "--kv", kv) for kv in ("f16", "q8_0", "q4_0")}
+    got["exact"] = perplexity(run, row["tokens"], "--kv", "f32", "--exact")
+    got["q4_0 exact"] = perplexity(run, row["tokens"], "--kv", "q4_0", "--exact")
     run.note(f"{row['tokens']} tokens: reference {want:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in got.items()))
     run.that(abs(got["exact"] / want - 1) < 0.001, "F32 arithmetic", f"{got['exact']}, want {want}")
     rotated = row["perplexity_rotated_q4_0"]
@@ -792,17 +793,9 @@ def program_perplexity(run):
 
 def device_perplexity(run):
     """Perplexity of 64 tokens on a device and on the CPU: the same in F32 arithmetic; as used it is reported."""
-    path, text = real(models.smollm2), os.path.join(HERE, "corpus.txt")
-    if not os.path.exists(os.path.join(ROOT, "build", "llm")):
-        raise Skip("build/llm is not built")
-
-    def measure(program_, backend, *words):
-        result = subprocess.run([program_, "perplexity", text, "-m", path, "-n", "64", "--backend", backend, *words], capture_output=True, text=True, check=False)
-        found = re.search(r"perplexity ([0-9.]+)", result.stdout)
-        run.that(result.returncode == 0 and found is not None, f"a perplexity is printed on {backend} with {words}", f"{result.stdout!r} {result.stderr!r}")
-        return float(found.group(1)) if found else float("nan")
+    reference_program = os.path.join(ROOT, "build", "llm")
     for words, most in ((("--kv", "f32", "--exact"), 0.005), ((), None)):
-        device, cpu = measure(run.args.program, run.args.backend, *words), measure(os.path.join(ROOT, "build", "llm"), "CPU", *words)
+        device, cpu = perplexity(run, 64, *words), perplexity(run, 64, *words, path=reference_program, backend="CPU")
         run.note(f"perplexity of 64 tokens {' '.join(words) or 'as used'}: {device:.4f}, on the CPU {cpu:.4f}")
         run.that(most is None or abs(device / cpu - 1) <= most, f"perplexity {' '.join(words)}", f"{device}, on the CPU {cpu}, within 0.5 % wanted")
 

@@ -6,7 +6,8 @@
 
     user   without sanitizers, one seed, without what is slow (SLOW below, batches of products, cross_entropy), the simulator's own tests,
            and most programs of tests/hw
-    ci     and: a third of all cases of the operations and half of those of test-attention and test-products, by --seed; small examples;
+    ci     and: a third of all cases of the operations, and of batches of products once more as graphs and in slices; half of the cases
+           of test-attention and test-products; small examples;
            small language models of every architecture against numpy; 20 orders of threads and streams over a sample of operations, 8 over
            networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on a
@@ -299,7 +300,7 @@ class Variant:
 
     def captured(self, level):
         """A sample of all cases as CUDA graphs, of the test's and of the backend's making, and what also runs on hardware. Batches of
-        products, 23 s: not at level user."""
+        products, 23 s: not at level user, a third of them at level ci."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
         if level != "user":
             self.operations(["mul_mat_batches"], n_turns=BATCHES_PARTS if level == "ci" else 1, GCUDA_TEST_CAPTURE="1")
