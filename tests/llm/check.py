@@ -782,11 +782,15 @@ def program_perplexity(run):
     want = row["perplexity"]
     got = {kv: perplexity(run, row["tokens"], "--kv", kv) for kv in ("f16", "q8_0", "q4_0")}
     got["exact"] = perplexity(run, row["tokens"], "--kv", "f32", "--exact")
-    got["q4_0 exact"] = perplexity(run, row["tokens"], "--kv", "q4_0", "--exact")
+    got["q4_0 exact, windows"] = perplexity(run, row["tokens"], "--kv", "q4_0", "--exact", "--ctx", "16")
+    draws = expected("perplexity.json")[0]["rotated_q4_0_draws"]
+    got["q4_0 exact, 512 tokens"] = perplexity(run, 512, "--kv", "q4_0", "--exact")
     run.note(f"{row['tokens']} tokens: reference {want:.4f}, " + ", ".join(f"{k} {v:.4f}" for k, v in got.items()))
     run.that(abs(got["exact"] / want - 1) < 0.001, "F32 arithmetic", f"{got['exact']}, want {want}")
-    rotated = row["perplexity_rotated_q4_0"]
-    run.that(abs(got["q4_0 exact"] / rotated - 1) < 0.005, "F32 arithmetic, rotated cache Q4_0", f"{got['q4_0 exact']}, want {rotated} to 0.5 %")
+    rotated, found = row["rotated_q4_0_windows_of_16"], got["q4_0 exact, windows"]
+    run.that(abs(found / rotated - 1) < 0.005, "F32 arithmetic, rotated cache Q4_0, windows of 16 tokens", f"{found}, want {rotated} to 0.5 %")
+    found = got["q4_0 exact, 512 tokens"]  # see make_expected.perplexity: one long run is one draw
+    run.that(abs(found - np.mean(draws)) < 3 * np.std(draws, ddof=1), "F32 arithmetic, rotated cache Q4_0, one context", f"{found}, of the reference {draws}")
     run.that(abs(got["f16"] / want - 1) < 0.02, "as used, cache F16", f"{got['f16']}, want {want} to 2 %")
     run.that(abs(got["q8_0"] / got["f16"] - 1) < 0.01, "cache Q8_0", f"{got['q8_0']}, with F16 {got['f16']}; 1 %")
 
