@@ -457,7 +457,9 @@ def long_window(name):
 
 
 def cache_types(name):
-    """F32 arithmetic with caches of fewer bits, against numpy with keys and values rounded in the same way."""
+    """F32 arithmetic with caches of fewer bits, against numpy with keys and values rounded in the same way. 30 layers with block types are chaotic,
+    see make_expected.perplexity: single rows of the reference reach a cosine of 0.9948 (Q8_0) and 0.74 (Q4_0) with itself when embeddings change by
+    1e-7. There the real model reads 16 tokens at a time with an empty cache, and the mean of the cosines counts."""
     def test(run):
         is_real = name == "smollm2 (real)"
         path = models.f32_copy(real(models.smollm2)) if is_real else run.exact(run.path(name))
@@ -466,9 +468,17 @@ def cache_types(name):
         p = run.probe(path)
         for kv, kind, cosine, error in CACHE_TYPES:
             ref = run.reference(path, n_ctx=256, cache=kind)
-            row = ids or prompt(ref.n_vocab, 45, 1)
-            p.session(kv=kv, outputs=64)
-            run.near(p.eval(row), ref.logits(row), f"cache {kind}", 1 - depth * (1 - cosine), depth * error)
+            row, is_chaotic = ids or prompt(ref.n_vocab, 45, 1), is_real and "q" in kind
+            got, want, step = [], [], 16 if is_chaotic else len(row)
+            for at in range(0, len(row), step):
+                p.session(kv=kv, outputs=64)
+                got.append(p.eval(row[at:at + step]))
+                want.append(ref.logits(row[at:at + step]))
+            got, want = np.concatenate(got), np.concatenate(want)
+            if is_chaotic:
+                run.close_on_average(got, want, f"cache {kind}", 0.999)
+            else:
+                run.near(got, want, f"cache {kind}", 1 - depth * (1 - cosine), depth * error)
         run.finish(p)
     return test
 
