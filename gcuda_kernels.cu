@@ -5982,18 +5982,26 @@ static inline __device__ float d_norm_squares(ROW & x, int n, int64_t n_row, flo
     return d_row_sum<THREADS>(sum);
 }
 
-// Factor of (x - mean). Scales x in place first if its squares leave the range of F32. Rows that share a warp branch
-// together; a row that needs no scale is multiplied by 1, which changes no bit.
+// Factor of (x - mean). Scales x in place first, by *unit, if its squares leave the range of F32. Rows that share a
+// warp branch together; a row that needs no scale is multiplied by 1, which changes no bit.
 template <int KIND, int THREADS, typename ROW>
-static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
+static inline __device__ float d_norm_find_unit(ROW & x, int n, int64_t n_row, float eps, float * mean, float * unit) {
     float squares = d_norm_squares<KIND, THREADS>(x, n, n_row, mean);
+    *unit = 1.0f;
     const bool is_beyond = d_norm_is_beyond<KIND>(squares, n_row, eps);
     if (THREADS > 32 ? is_beyond : __any_sync(0xffffffffu, is_beyond)) {
-        const float largest = d_row_max<THREADS>(d_largest(x)), unit = is_beyond ? d_norm_unit<KIND>(largest, &eps) : 1.0f;
-        x.all([&](float & v) { v *= unit; });
+        const float largest = d_row_max<THREADS>(d_largest(x));
+        const float own = is_beyond ? d_norm_unit<KIND>(largest, &eps) : 1.0f;
+        x.all([&](float & v) { v *= own; });
+        *unit = own;
         squares = d_norm_squares<KIND, THREADS>(x, n, n_row, mean);
     }
     return d_norm_scale<KIND>(squares, n_row, eps);
+}
+template <int KIND, int THREADS, typename ROW>
+static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float eps, float * mean) {
+    float unit;
+    return d_norm_find_unit<KIND, THREADS>(x, n, n_row, eps, mean, &unit);
 }
 
 // Norm of rows that fit in registers. H::THREADS threads own a row.
@@ -7190,7 +7198,9 @@ struct d_rope_pair {
     double freq;
     int64_t plane;
 };
-static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
+// Without the factors: reads no memory.
+static __device__ d_rope_pair d_rope_pair_without_factor(
+    const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
     int64_t power = j, at = 0;
     double mix = 0.0;
     if ((p.mode & 8) != 0) {
@@ -7200,11 +7210,15 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
         const double y = ((double) j - plan.ramp_low) * plan.ramp_step;
         mix = (1.0 - fmin(1.0, fmax(0.0, y))) * (double) p.ext_factor;
     }
-    double freq = exp2((double) power * plan.step) * ((double) p.freq_scale * (1.0 - mix) + mix);
-    if (p.factors.data != nullptr) {
-        freq /= (double) d_load(p.factors.type, (const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
-    }
-    return { freq, at };
+    return { exp2((double) power * plan.step) * ((double) p.freq_scale * (1.0 - mix) + mix), at };
+}
+static inline __device__ float d_rope_factor(const gcuda_rope_args & p, int64_t j) {
+    return d_load(p.factors.type, (const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
+}
+static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
+    d_rope_pair pair = d_rope_pair_without_factor(p, plan, j);
+    if (p.factors.data != nullptr) { pair.freq /= (double) d_rope_factor(p, j); }
+    return pair;
 }
 
 // Sine and cosine of `turn` turns, -1/2 to 1/2.
@@ -7217,12 +7231,19 @@ static inline __device__ void d_sine(float turn, float * sine, float * cosine) {
 #endif
 }
 
-static __device__ float2 d_rope_turn(const gcuda_rope_args & p, const d_rope_plan & plan, const d_rope_pair & pair, int64_t token) {
-    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + (pair.plane + token) * (int64_t) p.pos.nb[0]);
-    const double turns = position * pair.freq * 0.15915494309189533577; // 1 / (2 pi)
+static inline __device__ int32_t d_rope_position(const gcuda_rope_args & p, int64_t i) {
+    return *(const int32_t *) ((const char *) p.pos.data + i * (int64_t) p.pos.nb[0]);
+}
+static inline __device__ float2 d_rope_turn_at(
+    const gcuda_rope_args & p, const d_rope_plan & plan, double freq, int32_t position) {
+    const double turns = (double) position * freq * 0.15915494309189533577; // 1 / (2 pi)
     float sine, cosine;
     d_sine((float) (turns - rint(turns)), &sine, &cosine);
     return make_float2(cosine * plan.magnitude, sine * (p.is_back ? -plan.magnitude : plan.magnitude));
+}
+static __device__ float2 d_rope_turn(
+    const gcuda_rope_args & p, const d_rope_plan & plan, const d_rope_pair & pair, int64_t token) {
+    return d_rope_turn_at(p, plan, pair.freq, d_rope_position(p, pair.plane + token));
 }
 
 static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
@@ -7457,22 +7478,41 @@ gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream
 #define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
 
-// Destination row of a token, -1 to skip. The last of equal indices wins: each block scans the later ones.
-static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key, int64_t token) {
-    const char * at = (const char *) (is_key ? p.ids.data : p.v_ids.data);
-    const bool is_long = (is_key ? p.ids.type : p.v_ids.type) == GCUDA_TYPE_I64;
-    const int64_t step = (int64_t) (is_key ? p.ids.nb[0] : p.v_ids.nb[0]), n_ids = is_key ? p.ids.ne[0] : p.v_ids.ne[0];
-    const int64_t to = is_long ? *(const int64_t *) (at + token * step) : *(const int32_t *) (at + token * step);
-    int is_later = 0;
-    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < n_ids; i += ROPE_SET_THREADS) {
-        is_later |= to == (is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step));
+// Row indices of keys or values.
+struct d_rope_ids {
+    const char * at;
+    int64_t step, n, n_rows; // bytes; indices; rows of the destination
+    bool is_long;
+
+    inline __device__ d_rope_ids(const gcuda_array & ids, const gcuda_array & y)
+        : at((const char *) ids.data), step((int64_t) ids.nb[0]), n(ids.ne[0]), n_rows(y.ne[1]),
+          is_long(ids.type == GCUDA_TYPE_I64) {}
+    inline __device__ int64_t operator[](int64_t i) const {
+        return is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step);
     }
-    is_later = __syncthreads_or(is_later);
-    if (to < 0 || to >= (is_key ? p.y.ne[1] : p.v_y.ne[1])) {
-        if (threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+    // Whether a later token of those that this thread looks at, `thread` of n_threads, has row `to` as well.
+    inline __device__ bool comes_later(int64_t to, int64_t token, int thread, int n_threads) const {
+        bool is_later = false;
+        NO_UNROLL for (int64_t i = token + 1 + thread; i < n; i += n_threads) { is_later |= to == (*this)[i]; }
+        return is_later;
+    }
+    // Destination row, -1 to skip: the last of equal indices wins.
+    inline __device__ int64_t row(int64_t to, bool is_later, int32_t * bad_index) const {
+        if (to >= 0 && to < n_rows) { return is_later ? -1 : to; }
+        if (threadIdx.x == 0 && bad_index != nullptr) { *bad_index = 1; }
         return -1;
     }
-    return is_later ? -1 : to;
+};
+static inline __device__ d_rope_ids d_rope_ids_of(const gcuda_rope_set_args & p, bool is_key) {
+    return is_key ? d_rope_ids(p.ids, p.y) : d_rope_ids(p.v_ids, p.v_y);
+}
+
+// Destination row of a token: each block scans the later ones.
+static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, bool is_key, int64_t token) {
+    const d_rope_ids ids = d_rope_ids_of(p, is_key);
+    const int64_t to = ids[token];
+    const int is_later = ids.comes_later(to, token, (int) threadIdx.x, ROPE_SET_THREADS);
+    return ids.row(to, __syncthreads_or(is_later) != 0, p.bad_index);
 }
 
 // Quantized cache types: blocks of 32.
@@ -7503,6 +7543,12 @@ struct d_rope_share {
     int n_each; // heads per thread block; more of them amortize the rotations
     int unit;   // elements per quantized block of y; 1: y is not quantized
     int64_t n_keys, n_queries, n_groups; // groups of n_each heads per token: of keys, of queries, of all including values
+};
+
+// Distribution of few tokens: a block per head.
+struct d_rope_few {
+    int n_keys, n_queries; // heads of a token
+    divisor n_heads;       // including values
 };
 
 // Heads [0, n) of a token: source x, destination y.
@@ -7666,6 +7712,114 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const g
     }
 }
 
+// ---- of few tokens: latency ----
+#if defined(GCUDAI_SIM)
+#define ROPE_SET_FEW 24
+#else
+#define ROPE_SET_FEW 1024 // blocks: all of them run at once
+#endif
+
+// Computes x at once: the compiler would move that to its first use, after the PDL wait.
+template <typename T> static inline __device__ void d_computed(T & x) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<T, double>) {
+        asm volatile("" : "+d"(x));
+    } else {
+        asm volatile("" : "+l"(x));
+    }
+#else
+    (void) x;
+#endif
+}
+
+// Work of a block of k_rope_set_few: head `head` of a token's keys, queries or values.
+struct d_rope_head {
+    bool is_key, is_query, is_value;
+    int head;
+    gcuda_rope_set_steps steps;
+    const char * x;
+    int64_t x_nb0;
+
+    inline __device__ d_rope_head(const gcuda_rope_set_args & p, const d_rope_few & few, int64_t token, int number) {
+        is_key = number < few.n_keys;
+        is_query = !is_key && number < few.n_keys + few.n_queries;
+        is_value = !is_key && !is_query;
+        head = is_key ? number : is_query ? number - few.n_keys : number - few.n_keys - few.n_queries;
+        steps = is_key ? p.k_steps : is_query ? p.q_steps : p.v_steps;
+        x = is_key     ? d_at(p.rope.x, 0, head, token, 0)
+            : is_query ? d_at(p.q, 0, head, token, 0)
+                       : d_at(p.v, 0, head, token, 0);
+        x_nb0 = (int64_t) (is_key ? p.rope.x.nb[0] : is_query ? p.q.nb[0] : p.v.nb[0]);
+    }
+    // Element 0, where row is the destination row.
+    inline __device__ char * y(const gcuda_rope_set_args & p, int64_t token, int64_t row) const {
+        const int64_t element = head * p.rope.x.ne[0];
+        return is_key     ? d_at(p.y, element, row, 0, 0)
+               : is_query ? d_at(p.q_y, 0, head, token, 0)
+                          : d_at(p.v_y, element, row, 0, 0);
+    }
+};
+
+// k_rope_set for few tokens and caches of floats. A block has a head of a token, a thread two of its elements: a pair,
+// or two after the rotated ones. Frequencies need no memory and are computed before the PDL wait. Then all loads are in
+// flight at once: last those whose values are converted at once. Each warp finds the head's norm for itself, LANES
+// lanes the whole of it, and reads the row indices of 32 tokens, one a lane.
+//   floor   latency: one load, the sums of the norm, sine and cosine, one store
+//   needs   as k_rope_set; heads of at most 2 blockDim.x elements; y of floats; no Hadamard transforms
+template <int LANES> static __global__ void __launch_bounds__(ROPE_SET_THREADS)
+k_rope_set_few(const D_GRID_CONSTANT gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_few few) {
+    const int tid = (int) threadIdx.x, lane = tid % 32, n_pairs = (int) plan.n_pairs, ne0 = (int) p.rope.x.ne[0];
+    const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL, is_pair = tid < n_pairs;
+    const int i0 = is_adjacent || !is_pair ? 2 * tid : tid, i1 = is_adjacent || !is_pair ? i0 + 1 : i0 + n_pairs;
+    gcuda_rope_args one_plane = p.rope;
+    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // tells the compiler that there are no sections
+    d_pdl_trigger();
+    const int64_t token = d_quotient(blockIdx.x, few.n_heads);
+    const d_rope_head own(p, few, token, (int) (blockIdx.x - token * few.n_heads.n));
+    const bool is_turned = is_pair && !own.is_value, has_factor = is_turned && p.rope.factors.data != nullptr;
+    const bool has_0 = i0 < ne0, has_1 = i1 < ne0;
+    const d_rope_ids ids = d_rope_ids_of(p, own.is_key);
+    int64_t at_0 = i0 * own.x_nb0, at_1 = i1 * own.x_nb0; // bytes
+    const float * norm = (const float *) own.steps.norm, * bias = (const float *) own.steps.bias;
+    const bool has_norm = norm != nullptr, has_bias = bias != nullptr;
+    bias += own.head * (int64_t) ne0;
+    double freq = is_turned ? d_rope_pair_without_factor(one_plane, plan, tid).freq : 0.0;
+    d_computed(at_0), d_computed(at_1), d_computed(freq);
+    d_pdl_wait();
+    float u = has_0 ? *(const float *) (own.x + at_0) : 0.0f, v = has_1 ? *(const float *) (own.x + at_1) : 0.0f;
+    const int32_t position = is_turned ? d_rope_position(p.rope, token) : 0;
+    const float u_bias = has_bias && has_0 ? bias[i0] : 0.0f, v_bias = has_bias && has_1 ? bias[i1] : 0.0f;
+    const float u_norm = has_norm && has_0 ? norm[i0] : 0.0f, v_norm = has_norm && has_1 ? norm[i1] : 0.0f;
+    d_held<float, LANES, 4, true> row;
+    if (has_norm) { row.load(own.x, ne0); }
+    const int64_t id = !own.is_query && token + lane < ids.n ? ids[token + lane] : -1;
+    const float factor = has_factor ? d_rope_factor(p.rope, tid) : 1.0f;
+    const int64_t to = __shfl_sync(0xffffffffu, id, 0);
+    const bool is_later = (lane > 0 && id == to) || (!own.is_query && ids.comes_later(to, token + 31, lane, 32));
+    const int64_t y_row = own.is_query ? 0 : ids.row(to, __any_sync(0xffffffffu, is_later) != 0, p.bad_index);
+    char * y = own.y(p, token, y_row);
+    if (has_factor) { freq /= (double) factor; }
+    const float2 turn = d_rope_turn_at(one_plane, plan, freq, position);
+    if (has_bias) {
+        u = d_add_rn(u, u_bias);
+        v = d_add_rn(v, v_bias);
+    }
+    if (has_norm) {
+        float mean, unit;
+        if (has_bias) { row.each(ne0, [&](float & e, int i) { e = d_add_rn(e, bias[i]); }); }
+        const float scale = d_norm_find_unit<NORM_RMS, LANES>(row, ne0, ne0, own.steps.eps, &mean, &unit);
+        u = d_mul_rn(d_mul_rn(u * unit, scale), u_norm);
+        v = d_mul_rn(d_mul_rn(v * unit, scale), v_norm);
+        __syncthreads(); // y may be x, of which other warps need all
+    }
+    if (is_turned) { d_rotate(&u, &v, turn.x, turn.y); }
+    if (y_row < 0) { return; }
+    const gcuda_type type = own.is_query ? GCUDA_TYPE_F32 : p.y.type;
+    const int64_t y_nb0 = (int64_t) (own.is_key ? p.y.nb[0] : own.is_query ? p.q_y.nb[0] : p.v_y.nb[0]);
+    if (has_0) { d_store(type, y + i0 * y_nb0, u); }
+    if (has_1) { d_store(type, y + i1 * y_nb0, v); }
+}
+
 // Heads that a block processes at once; 0: a head does not fit.
 static int rope_set_once(const gcuda_rope_set_args & p) {
     const int64_t ne0 = p.rope.x.ne[0], unit = (int64_t) gcuda_blck_size(p.y.type);
@@ -7693,6 +7847,21 @@ bool gcuda_rope_set_takes(const gcuda_rope_set_args * args) {
            (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32 && rope_set_takes_steps(args->q_steps, args->q)));
 }
 
+static bool rope_set_is_few(const gcuda_rope_set_args & p, int64_t n_blocks) {
+    return gcuda_blck_size(p.y.type) == 1 && p.rope.x.ne[0] <= 2 * ROPE_SET_THREADS && n_blocks <= ROPE_SET_FEW &&
+           p.k_steps.n_hadamard == 0 && (p.q.data == nullptr || p.q_steps.n_hadamard == 0) &&
+           (p.v.data == nullptr || p.v_steps.n_hadamard == 0);
+}
+
+static gcuda_status rope_set_few(
+    const gcuda_rope_set_args & p, int64_t n_queries, int64_t n_heads, gcuda_stream stream) {
+    const int64_t ne0 = p.rope.x.ne[0], n_warps = (ne0 + 63) / 64;
+    const d_rope_few few = { (int) p.rope.x.ne[1], (int) n_queries, divisor_of(n_heads) };
+    const dim3 block((unsigned) (32 * n_warps));
+    const auto kernel = ne0 <= 128 ? k_rope_set_few<8> : k_rope_set_few<32>;
+    return launch_pdl(kernel, n_heads * p.rope.x.ne[2], block, stream, p, rope_plan(p.rope), few);
+}
+
 gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_stream stream) {
     const gcuda_array & x = args->rope.x;
     if (!gcuda_rope_set_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
@@ -7700,10 +7869,12 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
     share.n_once = rope_set_once(*args);
     share.unit = (int) gcuda_blck_size(args->y.type);
     const int64_t n_queries = args->q.data != nullptr ? args->q.ne[1] : 0, n_values = args->v.data != nullptr ? args->v.ne[1] : 0;
-    const int64_t n_pieces = (x.ne[1] + n_queries + n_values + share.n_once - 1) / share.n_once * x.ne[2];
+    const int64_t n_heads = x.ne[1] + n_queries + n_values;
+    if (rope_set_is_few(*args, n_heads * x.ne[2])) { return rope_set_few(*args, n_queries, n_heads, stream); }
+    const int64_t n_pieces = (n_heads + share.n_once - 1) / share.n_once * x.ne[2];
     const int64_t fitting = n_pieces / enough(2048), most = share.n_once < ROPE_HEADS ? ROPE_HEADS / share.n_once : 1;
     share.n_each = share.n_once * (int) (fitting < 1 ? 1 : fitting < most ? fitting : most);
-    const auto groups = [&](int64_t n_heads) { return (n_heads + share.n_each - 1) / share.n_each; };
+    const auto groups = [&](int64_t n) { return (n + share.n_each - 1) / share.n_each; };
     share.n_keys = groups(x.ne[1]);
     share.n_queries = groups(n_queries);
     share.n_groups = share.n_keys + share.n_queries + groups(n_values);

@@ -542,9 +542,11 @@ TEST(scale_goes_into_soft_max) {
 // =====================================================================================================================
 // >>rope
 // =====================================================================================================================
+// Variants from N_ROPE_SETS on: more heads, which another kernel takes.
+enum { N_ROPE_SETS = 9 };
 static void build_rope_set(struct build * b) {
-    const int v = b->variant;
-    const int64_t head = v == 1 ? 10 : 16, heads = 3, tokens = v == 2 ? 1 : 7;
+    const int v = b->variant % N_ROPE_SETS;
+    const int64_t head = v == 1 ? 10 : 16, heads = b->variant < N_ROPE_SETS ? 3 : 4, tokens = v == 2 ? 1 : 7;
     struct gcuda_tensor * k = f32(b, head, heads, tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
     const enum gcuda_type types[4] = { GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_BF16, GCUDA_TYPE_F16 };
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v % 4], head * heads, 12);
@@ -558,7 +560,8 @@ static void build_rope_set(struct build * b) {
 }
 
 TEST(rope_writes_into_the_cache) {
-    for (int v = 0; v <= 8; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); } // 5 to 7 with factors, 8 with all other parameters
+    // 5 to 7 with factors, 8 with all other parameters
+    for (int v = 0; v < 2 * N_ROPE_SETS; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); }
     clean();
 }
 
@@ -928,13 +931,14 @@ TEST(hints_are_checked) {
 
 // Two tokens for one row: the last stays; and an index that is out of range.
 TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
-    for (int kind = 0; kind < 4; ++kind) { // 2, 3: in blocks
+    for (int kind = 0; kind < 6; ++kind) { // 2, 3: in blocks; 4, 5: more heads
         gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
         struct place p = place_begin();
         struct build b;
         memset(&b, 0, sizeof b);
         b.ctx = p.ctx;
-        if (kind < 2) { build_rope_set(&b); } else { build_rope_set_blocks(&b); }
+        b.variant = kind < 4 ? 0 : N_ROPE_SETS;
+        if (kind / 2 != 1) { build_rope_set(&b); } else { build_rope_set_blocks(&b); }
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
@@ -944,7 +948,7 @@ TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
         }
         const int64_t rows[7] = { 3, 1, 3, 9, kind % 2 ? 12 : 1, 3, 0 };
         CHECK_OK(gcuda_backend_tensor_set(b.out[0]->src[1], rows, 0, sizeof rows));
-        static char bytes[2][48 * 12 * 2], start[48 * 12 * 2];
+        static char bytes[2][64 * 12 * 2], start[64 * 12 * 2];
         struct gcuda_tensor * cache = b.out[0]->src[2];
         const size_t size = gcuda_nbytes(cache);
         REQUIRE(size <= sizeof start);
