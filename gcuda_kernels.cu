@@ -21439,22 +21439,25 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    bool has_waited = !a.is_after_classes; // else all grids before k_attn_classes have ended: q can be read before the wait
-    if (has_waited) { d_pdl_prologue(); }
+    // After k_attn_classes all grids before that have ended: q can be read before the wait. Otherwise the trigger comes first.
+    bool has_waited = false;
+    if (!a.is_after_classes) { d_pdl_trigger(); }
     const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, 8 * RT, split);
         const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
         const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
-        const bool has_q = !has_waited;
-        if (!has_waited) {
-            d_attn_put_q(a, b, shared, exponents, 8 * RT);
-            d_pdl_prologue();
-            has_waited = true;
-        }
+        const bool has_q = !has_waited && a.is_after_classes;
         d_attn_places places = {};
         if (HAS_CODES) { places.set(a, k_head, v_head); }
+        if (has_q) {
+            d_attn_put_q(a, b, shared, exponents, 8 * RT);
+            d_pdl_prologue();
+        } else if (!has_waited) {
+            d_pdl_wait();
+        }
+        has_waited = true;
         d_attn_walk walk;
         const int n_quarters = 4 * walk.begin(a, b, split), first = walk.rank;
         int next = warp, stage = 0, held = 0; // the quarter that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
@@ -23508,7 +23511,7 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
-    d_pdl_prologue();
+    d_pdl_trigger();
     const int lane = (int) threadIdx.x % 32, column = (int) threadIdx.x % LANES, part = (int) threadIdx.x / LANES;
     const int n_chunks = (a.dv + chunk - 1) / chunk, n_splits = (int) a.n_splits.n, n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
@@ -23516,6 +23519,7 @@ template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bound
         const float2 * sums = (const float2 *) a.part_sums + row;
         const float * parts = a.parts + (int64_t) row * a.dv + d;
         const int64_t step = (int64_t) n_rows * a.dv;
+        if (item == (int) blockIdx.x) { d_pdl_wait(); }
         float max = -INFINITY, sum = 0.0f, base = 0.0f;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         NO_UNROLL for (int first = 0; first == 0 || first < n_splits; first += DEPTH * PARTS) {
