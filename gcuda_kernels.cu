@@ -20628,6 +20628,7 @@ struct d_attn_mma {
     int n_section;         // WGMMA: units of row blocks that are worked on together,
     divisor n_rounds;      // in so many items of each block
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
+    int may_prefetch;      // SPLIT: blocks may start while the previous kernel runs
     float scale, cap;      // cap 0: none
 };
 
@@ -21415,6 +21416,32 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
     }
 }
 
+#define ATTN_PREFETCH 2 // tiles of a block; of 132 SMs with two blocks 17 MB of the L2 cache, with heads of 128 in F16
+
+static inline __device__ void d_attn_prefetch_row(const char * row, int n_bytes) {
+    const int off = (int) ((uintptr_t) row & 15);
+    d_prefetch_l2(row - off, (n_bytes + off + 15) & ~15);
+}
+// Prefetches the block's first tiles to L2 before the PDL wait: k and v may still be written, which L2 sees. Classes
+// may still be of an earlier mask: they say only what to prefetch. Splits are those of a mask that hides nothing.
+static inline __device__ void d_attn_prefetch(
+    const d_attn_mma & a, const d_attn_block & b, int split, const char * k_head, const char * v_head) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const int first = d_attn_walk::first_of(a.n_tiles, a, split), end = d_attn_walk::first_of(a.n_tiles, a, split + 1);
+    const int n = end - first, n_rows = (n < ATTN_PREFETCH ? n : ATTN_PREFETCH) * ATTN_TILE;
+    NO_UNROLL for (int i = (int) threadIdx.x; i < n_rows; i += (int) blockDim.x) {
+        const int j = first * ATTN_TILE + i, tile = j / ATTN_TILE;
+        // not through L1, which could keep an old value
+        const bool is_seen = a.classes == nullptr || (__ldcg(&b.classes[tile / 32].x) >> tile % 32 & 1) != 0;
+        if (!is_seen || j >= a.n_kv) { continue; }
+        d_attn_prefetch_row(k_head + j * (int64_t) a.p.k.nb[1], a.k.row_bytes);
+        if (!a.is_v_in_k) { d_attn_prefetch_row(v_head + j * (int64_t) a.p.v.nb[1], a.v.row_bytes); }
+    }
+#else
+    (void) a, (void) b, (void) split, (void) k_head, (void) v_head;
+#endif
+}
+
 // Threads of a block, and blocks that a multiprocessor is to have registers for: up to so many tiles times eights of rows two blocks of 8 warps.
 #define ATTN_PAIR_REGISTERS 16
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
@@ -21422,6 +21449,7 @@ template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_C
 
 // SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
 // the end, in their order.
+// Where launches overlap, a block's first tiles are prefetched to L2 before the PDL wait.
 //   floor   k and v once per block of rows; q, mask and y once
 //   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
 //   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
@@ -21455,6 +21483,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             d_attn_put_q(a, b, shared, exponents, 8 * RT);
             d_pdl_prologue();
         } else if (!has_waited) {
+            if (a.may_prefetch) { d_attn_prefetch(a, b, split, k_head, v_head); }
             d_pdl_wait();
         }
         has_waited = true;
@@ -24413,6 +24442,7 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     attn_plan x = attn_plan_of(*args);
     const uint2 * const none[2] = { nullptr, nullptr };
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }
+    x.a.may_prefetch = gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE;
     if (x.has_classes) { x.a.classes = (const uint2 *) (x.class_bytes > 0 ? args->scratch : args->mask_classes); }
     if (x.class_bytes > 0) {
         const gcuda_status st = attn_launch_classes(x, (uint2 *) args->scratch, stream);
