@@ -4024,8 +4024,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // The choice of a path, with its inputs:
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
-//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
-//             ELEMENTS, with blocks and GCUDA_PREC_F32
+//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory;
+//             with GCUDA_PREC_F32: v in blocks, and k in blocks where the path would be ELEMENTS
 //     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
 //             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and

@@ -20592,8 +20592,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //              positions 41.6 us (58 %)
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16. With k in BF16 and with
 //              GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too. Codes of Q8_0 and Q4_0 are exact in F16;
-//              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). ELEMENTS makes F16
-//              of rows in blocks, of k as well, and is not taken for them with GCUDA_PREC_F32
+//              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). So with
+//              GCUDA_PREC_F32 SPLIT does not take v in blocks, and ELEMENTS, which rounds k in blocks as well, neither k nor v
 //   needs      gcuda_flash_attn_choose; cp.async from 8.0 on, ldmatrix and movmatrix from 7.5 on
 #define ATTN_TILE 64         // positions: what splits divide, and what a class of the mask is about
 #define ATTN_CLASS_TOKENS 32 // tokens of a class
@@ -23609,7 +23609,13 @@ static bool attn_is_packed(gcuda_type type) { // what ELEMENTS makes F16 of: blo
 }
 static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || attn_is_packed(type); }
 // SPLIT and ROWS: up to 256 elements of types that they decode.
-static bool attn_is_short(const gcuda_flash_attn_case & c) { return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0; }
+static bool attn_is_short(const gcuda_flash_attn_case & c) {
+    return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0;
+}
+// Codes of k are exact in F16, their scales are F32 factors of the scores. Values of v are scale times code, which F16 rounds.
+static bool attn_can_split(const gcuda_flash_attn_case & c) {
+    return c.fits_split && attn_is_short(c) && !(c.is_precise && attn_is_codes(c.v_type));
+}
 static bool attn_can_elements(const gcuda_flash_attn_case & c) { // precision F32 would lose the digits of blocks that F16 has not
     return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
 }
@@ -23632,7 +23638,7 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     if (pays) { return c->fits_wgmma ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS; }
     if (is_short && !has_codes && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
     if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
-    if (is_short && c->fits_split) { return GCUDA_FLASH_ATTN_SPLIT; }
+    if (attn_can_split(*c)) { return GCUDA_FLASH_ATTN_SPLIT; }
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
 }
 
@@ -23917,7 +23923,7 @@ static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path
     many.n_rows = INT64_MAX;
     many.n_kv = c.n_kv > 0 ? INT64_MAX : 0;
     if (gcuda_flash_attn_choose(&many) == GCUDA_FLASH_ATTN_PLAIN) { return false; }
-    return path == GCUDA_FLASH_ATTN_SPLIT  ? c.fits_split && is_short
+    return path == GCUDA_FLASH_ATTN_SPLIT  ? attn_can_split(c)
            : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && ((is_short && !has_codes) || attn_can_convert(c))
            : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && ((is_short && !has_codes) || attn_can_convert(c))
                                             : attn_can_elements(c);

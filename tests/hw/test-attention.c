@@ -463,7 +463,7 @@ static struct bound bound_of(const struct attn_case * c, enum gcuda_flash_attn_p
     if (c->content == BIG_LOGITS) { return (struct bound) { 1e-4, 5e-2 }; } // F32 leaves an error of 1e-3 in a logit of 1e4
     if (path == GCUDA_FLASH_ATTN_PLAIN) { return (struct bound) { 1e-9, 1e-3 }; }
     if (c->content == BIG_ROWS && path == GCUDA_FLASH_ATTN_ELEMENTS) { return (struct bound) { 1e-5, 5e-2 }; }
-    if (c->is_f32 && !has_codes) { return has_bf16 ? (struct bound) { 1e-8, 2e-3 } : (struct bound) { 1e-9, 1e-3 }; }
+    if (c->is_f32) { return has_bf16 ? (struct bound) { 1e-8, 2e-3 } : (struct bound) { 1e-9, 1e-3 }; }
     return (struct bound) { has_bf16 ? 1e-5 : 1e-6, 2e-2 };
 }
 
@@ -526,7 +526,7 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     const bool has_bf16 = c->k == GCUDA_TYPE_BF16 || c->v == GCUDA_TYPE_BF16;
     const bool has_codes = gcuda_is_quantized(c->k) || gcuda_is_quantized(c->v);
     const bool is_short = c->dk <= 256 && c->dv <= 256 && is_kv_type(c->k) && is_kv_type(c->v);
-    if (has_codes && !is_short && c->is_f32) { return false; } // F16 of them has too few digits
+    if (c->is_f32 && (gcuda_is_quantized(c->v) || (has_codes && !is_short))) { return false; } // F16 of them has too few digits
     if (c->k == GCUDA_TYPE_MXFP4 || c->v == GCUDA_TYPE_MXFP4) { return false; }
     if (c->k == GCUDA_TYPE_F32 || c->v == GCUDA_TYPE_F32) { // only where they are converted
         const int64_t k_share = c->heads / c->k_heads, v_share = c->heads / c->v_heads, tokens = c->has_promise && c->mask_heads == 1 ? 1 : c->tokens;
@@ -1383,6 +1383,7 @@ TEST(choice_of_a_path) {
         if (!gcuda_is_quantized(c.k_type) && !gcuda_is_quantized(c.v_type) && c.k_type != GCUDA_TYPE_F32 && c.v_type != GCUDA_TYPE_F32) { continue; }
         c.is_precise = true; // nothing is converted
         CHECK(gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_ROWS && gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_WGMMA);
+        CHECK(!gcuda_is_quantized(c.v_type) || gcuda_flash_attn_choose(&c) == GCUDA_FLASH_ATTN_PLAIN);
         c.is_precise = false;
         c.n_kv = SIZE(255, 3); // nor does it pay
         CHECK(gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_ROWS && gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_WGMMA);
