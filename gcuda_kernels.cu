@@ -17870,6 +17870,16 @@ static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
 }
 
 // ---- TMA: asynchronous copies by one thread ----
+// Fetches a tensor map, so that the first copy does not wait for it. It is a kernel argument: also before the PDL wait.
+static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
+}
+// Prefetches the box of a tensor map at these coordinates into L2. Safe while an earlier kernel still writes it.
+static inline __device__ void d_tma_prefetch_4d(const d_tensor_map & map, int x, int y, int z, int w) {
+    D_PTX(asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x),
+                 "r"(y), "r"(z), "r"(w)
+                 : "memory"), ((void) map, (void) x, (void) y, (void) z, (void) w));
+}
 // Loads to shared memory. Their bytes count for the current phase of `bar`, which must expect them; they have landed when it completes.
 //   d_tma_load     n_bytes contiguous bytes; addresses and n_bytes are multiples of 16
 //   _multicast     to the same address in each block of the cluster whose bit is set in `blocks`; the bytes count at the barrier with the
@@ -22653,44 +22663,63 @@ static inline __device__ int d_attn_wg_exponent(uint32_t bits) {
     return !is_far ? 0 : exponent > -120 ? exponent : -120;
 }
 
-// The 16 rows of q of a warp, as T in panels of 64 elements of all rows with 128-byte swizzle, and what their products are multiplied with.
-// Up to 2048 elements arrive together; rows that do not exist repeat the last one. q is F32, its rows at multiples of 16 bytes.
+// A row of q in F32, at a multiple of 16 bytes: a lane has elements 4 lane .. 4 lane + 3 of every 128.
+template <int QUADS> static inline __device__ void d_attn_wg_load_row(float4 (&v)[QUADS], const char * x, int dk) {
+    UNROLL for (int k = 0; k < QUADS; ++k) {
+        const int d = 4 * ((int) threadIdx.x % 32) + 128 * k;
+        v[k] = d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+// Stores the row that a warp has loaded as F16 or BF16, PARTS numbers for an element, in panels of 64 elements with
+// 128-byte swizzle; zeros up to element `end`. `to`: row 0, or another multiple of 8. Returns the exponent of the
+// power of two that was taken out.
+template <bool IS_BF16, int PARTS, int QUADS>
+static inline __device__ int d_attn_wg_put_row(const float4 (&v)[QUADS], char * to, int row, int end, int panel_bytes,
+    int part_bytes) {
+    int exponent = 0;
+    if (!IS_BF16) {
+        float max = 0.0f;
+        UNROLL for (int k = 0; k < QUADS; ++k) {
+            max = fmaxf(max, fmaxf(fmaxf(fabsf(v[k].x), fabsf(v[k].y)), fmaxf(fabsf(v[k].z), fabsf(v[k].w))));
+        }
+        exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
+    }
+    const float factor = IS_BF16 ? 1.0f : __uint_as_float((uint32_t) (127 - exponent) << 23);
+    UNROLL for (int k = 0; k < QUADS; ++k) {
+        const int d = 4 * ((int) threadIdx.x % 32) + 128 * k;
+        float x[4] = { v[k].x * factor, v[k].y * factor, v[k].z * factor, v[k].w * factor };
+        UNROLL for (int part = 0; part < PARTS; ++part) {
+            if (d < end) {
+                const int at = row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2;
+                *(uint2 *) (to + part * part_bytes + d / 64 * panel_bytes + at) =
+                    make_uint2(d_attn_pair<IS_BF16>(x[0], x[1]), d_attn_pair<IS_BF16>(x[2], x[3]));
+            }
+            UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<IS_BF16>(x[e]); }
+        }
+    }
+    return exponent;
+}
+
+// The 16 rows of q of a warp in shared memory, and what their products are multiplied with. Up to 2048 elements arrive
+// together; rows that do not exist repeat the last one.
 template <typename S, int DK, int PARTS>
 static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_wg_ring<S> & ring, int row0) {
     constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
-    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], own = row0 + lane % 16 < b.n_rows ? row0 + lane % 16 : b.n_rows - 1;
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
+    const int own = row0 + lane % 16 < b.n_rows ? row0 + lane % 16 : b.n_rows - 1;
     const uint64_t own_row = (uint64_t) d_attn_q_row(a, b, own); // of lane % 16
     int own_exponent = 0;
     UNROLL for (int first = 0; first < 16; first += n) {
         float4 v[n][quads];
         UNROLL for (int i = 0; i < n; ++i) {
-            const char * x = (const char *) __shfl_sync(0xffffffffu, (unsigned long long) own_row, first + i);
-            UNROLL for (int k = 0; k < quads; ++k) {
-                const int d = 4 * lane + 128 * k;
-                v[i][k] = d < dk ? *(const float4 *) (x + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            }
+            const unsigned long long x = __shfl_sync(0xffffffffu, (unsigned long long) own_row, first + i);
+            d_attn_wg_load_row(v[i], (const char *) x, dk);
         }
         UNROLL for (int i = 0; i < n; ++i) {
-            const int row = row0 + first + i;
-            float factor = 1.0f;
-            if (!S::is_bf16) {
-                float max = 0.0f;
-                UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
-                const int exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
-                own_exponent = lane % 16 == first + i ? exponent : own_exponent;
-                factor = __uint_as_float((uint32_t) (127 - exponent) << 23);
-            }
-            UNROLL for (int k = 0; k < quads; ++k) {
-                const int d = 4 * lane + 128 * k;
-                float x[4] = { v[i][k].x * factor, v[i][k].y * factor, v[i][k].z * factor, v[i][k].w * factor };
-                UNROLL for (int part = 0; part < PARTS; ++part) {
-                    if (d < (DK + 63) / 64 * 64) {
-                        *(uint2 *) (ring.q_rows + part * S::q_bytes + d / 64 * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ (first + i) % 8) * 16 + d % 8 * 2) =
-                            make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
-                    }
-                    UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
-                }
-            }
+            char * to = ring.q_rows + row0 * 128;
+            constexpr int end = (DK + 63) / 64 * 64, panel = S::q_panel_bytes;
+            const int exponent = d_attn_wg_put_row<S::is_bf16, PARTS>(v[i], to, first + i, end, panel, S::q_bytes);
+            own_exponent = lane % 16 == first + i ? exponent : own_exponent;
         }
     }
     if (lane < 16) {
@@ -22983,51 +23012,80 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 
 // ---- latent attention (MLA): v in k, blocks of 16 rows, on warpgroup matrix instructions (9.0a) ----
 // k_attn_latent. ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
-//   scores  S^T = K Q^T: 64 positions x 16 rows; each consumer warpgroup computes all of them for itself
-//   values  O^T = V^T P^T: a consumer warpgroup has every second 64 elements of v; V^T is the tile of k, read MN-major
-// So consumer warpgroups share only the stages. Warp 8 is the producer (TMA): a stage is a tile of 64 positions, with an mbarrier `full` for
-// each panel of 64 elements, so that scores begin with the first.
-// Of a tile, 72 KiB, reading takes about 5,400 clocks of an SM of an H100. From shared memory both warpgroups read all of it for the scores
-// and half of it for the values: at least 1,700 clocks.
-#define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640
+//   scores  S^T = K Q^T: 64 positions x 16 rows
+//   values  O^T = V^T P^T: 64 elements of v x 16 rows, times 8; V^T is the tile of k, read MN-major
+// A block has two consumer warpgroups. Each has a stage of its own and computes every second tile of 64 positions
+// alone, scores and values, so that a tile is read from shared memory twice and no more, and one tile is multiplied
+// while the next one arrives. When the item ends, each warpgroup sends the other one half of its values
+// (d_attn_latent_merge). Warp 8 is the producer (TMA); a stage has an mbarrier `full` for each panel of 64
+// elements, so that scores begin with the first. Of two tiles, 144 KiB, reading takes about 10,800 clocks of an SM
+// of an H100. From shared memory scores read 144 KiB and values 128 KiB: at least 2,200 clocks, of which 600 come
+// after the last byte has arrived.
+#define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640,
+#define ATTN_LATENT_LEAST 128 // and more than this: a stage has room for half of the result
 
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
-    static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32, stages = 2;
+    static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32; // consumers: warpgroups, and stages
     static constexpr int bounds = 512; // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to these
     static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
-    static constexpr int out_stride = 4 * ATTN_MAX_ELEMENTS + 16, out_bytes = rows * out_stride; // a row of the result, F32
+    static constexpr int half = ATTN_MAX_ELEMENTS / 2; // elements of the result that a warpgroup ends up with, in F32
+    static constexpr int sent_bytes = rows * half * 4, out_stride = 4 * half + 16; // out_stride: in the stage
+    static_assert(rows * out_stride <= (ATTN_LATENT_LEAST / 64 + 1) * panel_bytes, "half of the result in a stage");
     static size_t shared_bytes(int n_panels) {
-        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * weight_bytes + stages * n_panels * panel_bytes + out_bytes);
+        const int of_group = weight_bytes + n_panels * panel_bytes + sent_bytes;
+        return (size_t) (1024 + PARTS * n_panels * q_panel_bytes + consumers * of_group);
     }
 };
 
 #if D_SM90
 struct d_attn_latent_shared {
-    int codes[2];                // of each stage: position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+    int codes[2]; // of each stage: position * 4 + ATTN_WG_LAST + ATTN_WG_FULL; -1: the item has no tile for it
     int mask_row[16];
-    float unit[16], slope[16];   // what a product of q and k is multiplied with, and a bias
-    float of_warps[2][4][16];    // maxima or sums of each warp of a warpgroup
+    float unit[16], slope[16]; // what a product of q and k is multiplied with, and a bias
+    float max[2][16];          // of each warpgroup
+    float of_warps[2][4][16];  // maxima or sums of each warp of a warpgroup
 };
 struct d_attn_latent_ring { // addresses in shared memory
-    uint32_t q, weights, k, out, full, empty; // full: of each stage and panel
-    char * q_rows, * weight_rows, * k_rows, * out_rows; // for threads
-    int n_panels;
+    uint32_t q, weights, k, full, empty; // full: of each stage and panel
+    char * q_rows, * weight_rows, * k_rows, * sent; // for threads
+    int n_panels, group; // of the thread: its consumer warpgroup
     d_attn_latent_shared * all;
 };
 
-// Prefetches the tiles of the first stages to L2 before the PDL wait: k may still be written, which L2 sees.
-static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a) {
+// Prefetches the tiles of the first two stages to L2 before the PDL wait: k may still be written, which L2 sees. By one
+// lane, a box at a time: where lanes prefetch rows of their own, the instructions are executed one after the other.
+static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a, const d_tensor_map & map, int n_panels) {
     int split = 0;
     const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, 16, split);
-    const char * k = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
     const int first = d_attn_walk::first_of(a.n_tiles, a, split), n = d_attn_walk::first_of(a.n_tiles, a, split + 1) - first;
-    const int begin = first * ATTN_TILE, last = (first + (n < 2 ? n : 2)) * ATTN_TILE, end = last < a.n_kv ? last : a.n_kv;
-    NO_UNROLL for (int j = begin + (int) threadIdx.x % 32; j < end; j += 32) { d_prefetch_l2(k + j * (int64_t) a.p.k.nb[1], 2 * (int) a.p.k.ne[0]); }
+    const int head = d_divide(b.head0, a.heads_per_k), end = first + (n < 2 ? n : 2);
+    NO_UNROLL for (int tile = first; tile < end; ++tile) {
+        NO_UNROLL for (int panel = 0; panel < n_panels; ++panel) {
+            d_tma_prefetch_4d(map, 64 * panel, ATTN_TILE * tile, head, b.s);
+        }
+    }
 }
 
-template <typename S> static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_tensor_map & map, const d_attn_latent_ring & ring) {
+// A stage, from one lane: lanes that each copy a panel do so one after the other too, and slower. code -1: no copy.
+template <typename S>
+static inline __device__ void d_attn_latent_load(const d_tensor_map & map, const d_attn_latent_ring & ring, int stage,
+    int code, int head, int s) {
+    const int n_loaded = code < 0 ? 0 : ring.n_panels;
+    uint32_t full = ring.full + 8 * stage * ATTN_LATENT_PANELS, to = ring.k + stage * ring.n_panels * S::panel_bytes;
+    ring.all->codes[stage] = code;
+    NO_UNROLL for (int panel = 0; panel < n_loaded; ++panel, full += 8, to += S::panel_bytes) {
+        d_mbarrier_arrive_expect(full, S::panel_bytes);
+        d_tma_load_4d(to, map, 64 * panel, code / 4, head, s, full);
+    }
+    NO_UNROLL for (int panel = n_loaded; panel < ring.n_panels; ++panel, full += 8) { d_mbarrier_arrive(full); }
+}
+// The producer. Tile n of an item goes to stage n % 2, whose warpgroup computes it. Each warpgroup gets at least
+// one code.
+template <typename S>
+static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_tensor_map & map,
+    const d_attn_latent_ring & ring) {
     const int lane = (int) threadIdx.x % 32;
-    d_pipeline_state<S::stages> at = { 0, 1 };
+    uint32_t parities = 3; // a bit for the next wait for each stage
     const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
@@ -23036,115 +23094,91 @@ template <typename S> static inline __device__ void d_attn_latent_fetch(const d_
         d_attn_wg_walk walk;
         if (a.classes != nullptr && item == (int) blockIdx.x) { d_pdl_prologue(); }
         const int n_tiles = walk.begin(a, b, split);
-        for (int n = 0; n == 0 || n < n_tiles; ++n, at.next()) {
-            const int tile = n < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+        NO_UNROLL for (int n = 0; n < S::consumers || n < n_tiles; ++n) {
+            const int stage = n % S::consumers, last = n + S::consumers < n_tiles ? 0 : ATTN_WG_LAST;
+            const int code = n < n_tiles ? walk.next(a, b) + last : -1;
             if (a.classes == nullptr && item == (int) blockIdx.x && n == 0) { d_pdl_prologue(); }
-            d_mbarrier_wait(ring.empty + 8 * at.index, at.phase);
+            d_mbarrier_wait(ring.empty + 8 * stage, parities >> stage & 1);
+            parities ^= 1u << stage;
             __syncwarp(); // every lane sees this phase before the next begins
-            if (lane == 0) { ring.all->codes[at.index] = tile + (n + 1 < n_tiles ? 0 : ATTN_WG_LAST); }
-            if (lane < ring.n_panels) {
-                const uint32_t full = ring.full + 8 * (at.index * ATTN_LATENT_PANELS + lane);
-                d_mbarrier_arrive_expect(full, S::panel_bytes);
-                d_tma_load_4d(ring.k + (at.index * ring.n_panels + lane) * S::panel_bytes, map, 64 * lane, tile / 4, head, b.s, full);
-            }
+            if (lane == 0) { d_attn_latent_load<S>(map, ring, stage, code, head, b.s); }
         }
     }
 }
 
-// The 16 rows of q, a consumer warp two, as T in panels of 64 elements with 128-byte swizzle; and what is known about them. Rows that do not
-// exist repeat the last one. is_first: the block's first item, with the PDL wait.
-template <typename S, int PARTS> static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, bool is_first) {
-    constexpr int quads = ATTN_LATENT_PANELS / 2; // of a lane
-    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], mask_seq = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n;
+// The 16 rows of q, a consumer warp two; and what is known about them. Rows that do not exist repeat the last one.
+// is_first: the block's first item, with the PDL wait.
+template <typename S, int PARTS>
+static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_attn_block & b,
+    const d_attn_latent_ring & ring, bool is_first) {
+    const int thread = (int) threadIdx.x, warp = thread / 32, dk = (int) a.p.q.ne[0];
     const char * rows[2];
-    float4 v[2][quads];
+    float4 v[2][ATTN_LATENT_PANELS / 2];
+    if (thread < S::rows) {
+        const int own = thread < b.n_rows ? thread : b.n_rows - 1, head = d_attn_head(a, b, own);
+        const int plane = d_remainder(b.s, a.n_mask_seqs) * (int) a.n_mask_heads.n + d_remainder(head, a.n_mask_heads);
+        ring.all->slope[thread] = ATTN_LOG2E * (a.p.max_bias == 0.0f ? 1.0f : d_slope(a.p.max_bias, a.y_heads, head));
+        ring.all->mask_row[thread] = plane * a.mask_plane_rows + d_attn_token(a, b, own);
+    }
     UNROLL for (int i = 0; i < 2; ++i) {
-        const int row = (int) threadIdx.x / 32 + 8 * i, own = row < b.n_rows ? row : b.n_rows - 1, head = d_attn_head(a, b, own);
-        rows[i] = d_attn_q_row(a, b, own);
-        if (lane == 0) {
-            ring.all->slope[row] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
-            ring.all->mask_row[row] = (mask_seq + d_remainder(head, a.n_mask_heads)) * a.mask_plane_rows + d_attn_token(a, b, own);
-        }
+        rows[i] = d_attn_q_row(a, b, warp + 8 * i < b.n_rows ? warp + 8 * i : b.n_rows - 1);
     }
     if (is_first) { d_pdl_prologue(); } // after everything that needs no memory
+    UNROLL for (int i = 0; i < 2; ++i) { d_attn_wg_load_row(v[i], rows[i], dk); }
     UNROLL for (int i = 0; i < 2; ++i) {
-        UNROLL for (int k = 0; k < quads; ++k) {
-            const int d = 4 * lane + 128 * k;
-            v[i][k] = d < dk ? *(const float4 *) (rows[i] + 4 * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-    }
-    UNROLL for (int i = 0; i < 2; ++i) {
-        const int row = (int) threadIdx.x / 32 + 8 * i;
-        int exponent = 0;
-        if (!S::is_bf16) {
-            float max = 0.0f;
-            UNROLL for (int k = 0; k < quads; ++k) { max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i][k].x), fabsf(v[i][k].y)), fmaxf(fabsf(v[i][k].z), fabsf(v[i][k].w)))); }
-            exponent = d_attn_wg_exponent(__reduce_max_sync(0xffffffffu, __float_as_uint(max)));
-        }
-        const float factor = __uint_as_float((uint32_t) (127 - exponent) << 23);
-        UNROLL for (int k = 0; k < quads; ++k) {
-            const int d = 4 * lane + 128 * k;
-            float x[4] = { v[i][k].x * factor, v[i][k].y * factor, v[i][k].z * factor, v[i][k].w * factor };
-            UNROLL for (int part = 0; part < PARTS; ++part) {
-                if (d < 64 * ring.n_panels) {
-                    *(uint2 *) (ring.q_rows + (part * ring.n_panels + d / 64) * S::q_panel_bytes + row * 128 + (d / 8 % 8 ^ row % 8) * 16 + d % 8 * 2) =
-                        make_uint2(d_attn_pair<S::is_bf16>(x[0], x[1]), d_attn_pair<S::is_bf16>(x[2], x[3]));
-                }
-                UNROLL for (int e = 0; e < 4; ++e) { x[e] -= d_attn_rounded<S::is_bf16>(x[e]); }
-            }
-        }
-        if (lane == 0) { ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23); }
+        const int row = warp + 8 * i, end = 64 * ring.n_panels, panel = S::q_panel_bytes, part = ring.n_panels * panel;
+        const int exponent = d_attn_wg_put_row<S::is_bf16, PARTS>(v[i], ring.q_rows, row, end, panel, part);
+        if (thread % 32 == 0) { ring.all->unit[row] = a.scale * __uint_as_float((uint32_t) (127 + exponent) << 23); }
     }
 }
 
-// What a lane keeps of its rows 2t, 2t + 1, 2t + 8, 2t + 9 (t = lane % 4), and of the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
+// What a lane keeps of four rows, and of the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
 struct d_attn_latent_state {
-    float o[4][8]; // of every second 64 elements
-    float max[4], sum[4], unit[4], slope[4]; // sum: of this lane's positions
-    int mask_row[4];
+    float o[8][8];        // panel (i + 4 group) % 8
+    float max[4], sum[4]; // sum: of this lane's positions
 };
+// Row c of a lane, of 4.
+static inline __device__ int d_attn_latent_row(int c) { return c / 2 * 8 + 2 * ((int) threadIdx.x % 4) + c % 2; }
 
-// Of 4 rows, each over the lanes with the same rows, and over the warps of the warpgroup: IS_MAX, else the sum.
-template <bool IS_MAX> static inline __device__ void d_attn_latent_reduce(float (&x)[4], float (*of_warps)[16]) {
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
+// Sum or maximum (IS_MAX) of four rows over the lanes that have the same rows; then each warp's into of_warps.
+template <bool IS_MAX> static inline __device__ void d_attn_latent_put_rows(float (&x)[4], float (*of_warps)[16]) {
     UNROLL for (int k = 4; k < 32; k *= 2) {
         UNROLL for (int c = 0; c < 4; ++c) {
             const float other = __shfl_xor_sync(0xffffffffu, x[c], k);
             x[c] = IS_MAX ? fmaxf(x[c], other) : x[c] + other;
         }
     }
-    if (lane < 4) {
-        UNROLL for (int c = 0; c < 4; ++c) { of_warps[warp][c / 2 * 8 + 2 * t + c % 2] = x[c]; }
-    }
-    d_named_sync(1 + (int) threadIdx.x / 128, 128);
-    UNROLL for (int c = 0; c < 4; ++c) {
-        const int row = c / 2 * 8 + 2 * t + c % 2;
-        const float y[4] = { of_warps[0][row], of_warps[1][row], of_warps[2][row], of_warps[3][row] };
-        x[c] = IS_MAX ? fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3])) : (y[0] + y[1]) + (y[2] + y[3]);
+    if ((int) threadIdx.x % 32 < 4) {
+        UNROLL for (int c = 0; c < 4; ++c) { of_warps[(int) threadIdx.x / 32 % 4][d_attn_latent_row(c)] = x[c]; }
     }
 }
 
 // Biases of positions j and j + 8; -inf: not seen. bias[2 c + r]: of row c of this lane.
-static inline __device__ void d_attn_latent_biases(float (&bias)[8], const d_attn_mma & a, const int (&mask_row)[4], int j) {
+static inline __device__ void d_attn_latent_biases(float (&bias)[8], const d_attn_mma & a,
+    const d_attn_latent_ring & ring, int j) {
     UNROLL for (int i = 0; i < 8; ++i) {
         const int at = j + i % 2 * 8;
         bias[i] = at < a.n_kv ? 0.0f : -INFINITY;
         if (a.p.mask.data != nullptr && at < a.n_kv) {
-            bias[i] = __half2float(((const __half *) ((const char *) a.p.mask.data + mask_row[i / 2] * (int64_t) a.p.mask.nb[1]))[at]);
+            const int row = ring.all->mask_row[d_attn_latent_row(i / 2)];
+            const char * mask = (const char *) a.p.mask.data + row * (int64_t) a.p.mask.nb[1];
+            bias[i] = __half2float(((const __half *) mask)[at]);
         }
     }
 }
 
-// Zeros in the warpgroup's part of rows of v that no row of the block sees: they may be anything, NaN too. All consumers.
-template <typename S> static inline __device__ void d_attn_latent_clean(const d_attn_latent_ring & ring, const float (&bias)[8], char * tile) {
-    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, first = (int) threadIdx.x / 32 % 4 * 16 + lane / 4;
-    d_named_sync(3, 128 * S::consumers); // both warpgroups have computed scores of the tile
+// Zeros in rows of v that no row of the block sees: they may be anything, NaN too. By the warpgroup whose tile it is.
+template <typename S>
+static inline __device__ void d_attn_latent_clean(const d_attn_latent_ring & ring, const float (&bias)[8],
+    char * tile) {
+    const int lane = (int) threadIdx.x % 32, first = (int) threadIdx.x / 32 % 4 * 16 + lane / 4;
+    d_named_sync(1 + ring.group, 128); // all warps have computed scores of the tile
     UNROLL for (int r = 0; r < 2; ++r) {
         bool sees = false;
         UNROLL for (int c = 0; c < 4; ++c) { sees = sees || bias[2 * c + r] != -INFINITY; }
         const uint32_t lanes = __ballot_sync(0xffffffffu, sees);
         if ((lanes >> lane / 4 * 4 & 0xfu) != 0) { continue; }
-        NO_UNROLL for (int panel = group; panel < ring.n_panels; panel += 2) {
+        NO_UNROLL for (int panel = 0; panel < ring.n_panels; ++panel) {
             char * row = tile + panel * S::panel_bytes + (first + 8 * r) * 128 + lane % 4 * 32;
             *(uint4 *) row = make_uint4(0, 0, 0, 0);
             *(uint4 *) (row + 16) = make_uint4(0, 0, 0, 0);
@@ -23152,102 +23186,179 @@ template <typename S> static inline __device__ void d_attn_latent_clean(const d_
     }
 }
 
-// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; the accumulators so far are scaled to match.
+// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; the
+// accumulators so far are scaled to match.
 template <typename S>
-static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a, const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
-    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
-    float max[4], x[8]; // x[2 c + r]
+static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a,
+    const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
+    const int lane = (int) threadIdx.x % 32, group = ring.group, warp = (int) threadIdx.x / 32 % 4;
+    float (*of_warps)[16] = ring.all->of_warps[group];
+    float max[4], x[8], shrink[4]; // x[2 c + r]
     UNROLL for (int i = 0; i < 8; ++i) {
-        const int c = i / 2;
-        x[i] = s[c / 2 * 4 + i % 2 * 2 + c % 2] * st.unit[c];
+        const int c = i / 2, row = d_attn_latent_row(c);
+        x[i] = s[c / 2 * 4 + i % 2 * 2 + c % 2] * ring.all->unit[row];
         if (a.cap != 0.0f) { x[i] = a.cap * d_attn_wg_tanh(x[i]); }
-        if (!is_full) { x[i] = bias[i] == -INFINITY ? -INFINITY : x[i] + st.slope[c] * bias[i]; } // k may be anything there
+        // where nothing is seen k may be anything
+        if (!is_full) { x[i] = bias[i] == -INFINITY ? -INFINITY : x[i] + ring.all->slope[row] * bias[i]; }
     }
     UNROLL for (int c = 0; c < 4; ++c) { max[c] = fmaxf(x[2 * c], x[2 * c + 1]); }
-    d_attn_latent_reduce<true>(max, ring.all->of_warps[group]);
+    d_attn_latent_put_rows<true>(max, of_warps);
+    d_named_sync(1 + group, 128);
     char * to = ring.weight_rows + group * S::weight_bytes;
+    bool is_same = true;
     UNROLL for (int c = 0; c < 4; ++c) {
-        const float top = fmaxf(st.max[c], max[c]), base = top == -INFINITY ? 0.0f : top, shrink = d_exp2(st.max[c] - base);
-        const int row = c / 2 * 8 + 2 * t + c % 2;
+        const int row = d_attn_latent_row(c);
+        const float of_two = fmaxf(of_warps[0][row], of_warps[1][row]);
+        const float top = fmaxf(fmaxf(st.max[c], of_two), fmaxf(of_warps[2][row], of_warps[3][row]));
+        const float base = top == -INFINITY ? 0.0f : top;
+        shrink[c] = d_exp2(st.max[c] - base);
+        is_same = is_same && (st.max[c] == top || st.max[c] == -INFINITY);
         st.max[c] = top;
-        st.sum[c] *= shrink;
-        UNROLL for (int i = 0; i < 4; ++i) {
-            UNROLL for (int r = 0; r < 2; ++r) { st.o[i][c / 2 * 4 + 2 * r + c % 2] *= shrink; }
-        }
+        st.sum[c] *= shrink[c];
         UNROLL for (int r = 0; r < 2; ++r) {
             const float w = d_exp2(x[2 * c + r] - base);
             st.sum[c] += w;
-            *(uint16_t *) (to + row * 128 + ((2 * warp + r) ^ row % 8) * 16 + lane / 4 * 2) = (uint16_t) d_attn_pair<S::is_bf16>(w, 0.0f);
+            const int at = row * 128 + ((2 * warp + r) ^ row % 8) * 16 + lane / 4 * 2;
+            *(uint16_t *) (to + at) = (uint16_t) d_attn_pair<S::is_bf16>(w, 0.0f);
         }
+    }
+    if (!__all_sync(0xffffffffu, is_same)) { // before a row's first position its accumulators are zero
+        UNROLL for (int i = 0; i < 64; ++i) { st.o[i / 8][i % 8] *= shrink[i % 8 / 4 * 2 + i % 2]; }
     }
 }
 
-// Writes the result, or a partial one with its sums: through shared memory, a row by one TMA store.
-template <typename S>
-static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, const d_attn_mma & a, const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
-    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, t = lane % 4;
-    const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
-    d_attn_latent_reduce<false>(st.sum, ring.all->of_warps[group]);
-    UNROLL for (int c = 0; c < 4; ++c) {
-        const int row = c / 2 * 8 + 2 * t + c % 2;
-        const float scale = a.parts == nullptr && row < b.n_rows ? d_attn_final_scale(a.p, d_attn_head(a, b, row), st.max[c], st.sum[c]) : 1.0f;
-        char * to = ring.out_rows + row * S::out_stride + (64 * group + 16 * warp + lane / 4) * 4;
-        UNROLL for (int i = 0; i < 4; ++i) {
-            UNROLL for (int r = 0; r < 2; ++r) { *(float *) (to + 512 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2] * scale; }
+// The warpgroup's product of the tile's panels with its weights.
+template <typename S, typename T>
+static inline __device__ void d_attn_latent_values(d_attn_latent_state & st, const d_attn_latent_ring & ring,
+    uint32_t tile) {
+    const int group = ring.group;
+    const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
+    d_wgmma_fence();
+    UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
+        UNROLL for (int i = 0; i < 8; ++i) {
+            const int own = (i + 4 * group) % 8, panel = own < ring.n_panels ? own : 0; // any: not stored
+            const uint64_t v = d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n;
+            d_wgmma_ss<false, true>(T(), st.o[i], v, weights + 2 * n, 1);
         }
-        if (a.parts != nullptr && threadIdx.x < 4 && row < b.n_rows) {
-            d_attn_put_sums(a, d_attn_out_row(a, b, row), split, n_rows, st.max[c], st.sum[c]);
+    }
+    d_wgmma_commit();
+    d_wgmma_wait<0>();
+    UNROLL for (int i = 0; i < 8; ++i) { d_wgmma_read(st.o[i]); }
+}
+
+static inline __device__ int64_t d_attn_latent_n_rows(const d_attn_mma & a) {
+    return (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+}
+
+// Adds the values of both warpgroups: group g ends up with elements 256 g .. 256 g + 255 of all rows, in o[0] ..
+// o[3], and gives the other ones to the other group. Writes the sums of a partial result; a whole result is divided
+// by its sum.
+template <typename S>
+static inline __device__ void d_attn_latent_merge(d_attn_latent_state & st, const d_attn_mma & a,
+    const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
+    const int group = ring.group, thread = (int) threadIdx.x % 128;
+    const float (*of_warps)[4][16] = ring.all->of_warps;
+    float4 * to = (float4 *) (ring.sent + group * S::sent_bytes) + thread;
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const float * x = st.o[4 + i / 2] + i % 2 * 4;
+        to[128 * i] = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    d_attn_latent_put_rows<false>(st.sum, ring.all->of_warps[group]);
+    if (thread < 4) {
+        UNROLL for (int c = 0; c < 4; ++c) { ring.all->max[group][d_attn_latent_row(c)] = st.max[c]; }
+    }
+    d_named_sync(3, 128 * S::consumers);
+    const int row = thread % 16; // a lane finds out what values of a row are multiplied with
+    const float max[2] = { ring.all->max[0][row], ring.all->max[1][row] }, top = fmaxf(max[0], max[1]);
+    const float base = top == -INFINITY ? 0.0f : top;
+    float factor[2], sum = 0.0f, own[4], other[4]; // of both groups; of this one, of the other one
+    UNROLL for (int g = 0; g < 2; ++g) {
+        factor[g] = d_exp2(max[g] - base);
+        const float (*x)[16] = of_warps[g];
+        sum += factor[g] * ((x[0][row] + x[1][row]) + (x[2][row] + x[3][row]));
+    }
+    if (a.parts == nullptr && row < b.n_rows) {
+        const float scale = d_attn_final_scale(a.p, d_attn_head(a, b, row), top, sum);
+        factor[0] *= scale;
+        factor[1] *= scale;
+    }
+    if (a.parts != nullptr && (int) threadIdx.x < b.n_rows) {
+        d_attn_put_sums(a, d_attn_out_row(a, b, row), split, d_attn_latent_n_rows(a), top, sum);
+    }
+    UNROLL for (int c = 0; c < 4; ++c) {
+        own[c] = __shfl_sync(0xffffffffu, group == 0 ? factor[0] : factor[1], d_attn_latent_row(c));
+        other[c] = __shfl_sync(0xffffffffu, group == 0 ? factor[1] : factor[0], d_attn_latent_row(c));
+    }
+    const float4 * from = (const float4 *) (ring.sent + (1 - group) * S::sent_bytes) + thread;
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const float4 v = from[128 * i];
+        float * x = st.o[i / 2] + i % 2 * 4;
+        x[0] = x[0] * own[2 * (i % 2)] + v.x * other[2 * (i % 2)];
+        x[1] = x[1] * own[2 * (i % 2) + 1] + v.y * other[2 * (i % 2) + 1];
+        x[2] = x[2] * own[2 * (i % 2)] + v.z * other[2 * (i % 2)];
+        x[3] = x[3] * own[2 * (i % 2) + 1] + v.w * other[2 * (i % 2) + 1];
+    }
+}
+
+// Writes the warpgroup's half of the result, or of a partial one, and releases its stage: through the stage, a row
+// by one TMA store. A warp writes four rows, because its lanes do so one after the other.
+template <typename S>
+static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, const d_attn_mma & a,
+    const d_attn_block & b, const d_attn_latent_ring & ring, int split) {
+    const int lane = (int) threadIdx.x % 32, group = ring.group, warp = (int) threadIdx.x / 32 % 4;
+    const int stage = group * ring.n_panels * S::panel_bytes, n_left = a.dv - group * S::half;
+    const int n = n_left < S::half ? n_left : S::half; // elements of a row; none or less: the first group has all
+    UNROLL for (int c = 0; c < 4; ++c) {
+        char * to = ring.k_rows + stage + d_attn_latent_row(c) * S::out_stride + (16 * warp + lane / 4) * 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                *(float *) (to + 256 * i + 32 * r) = st.o[i][c / 2 * 4 + 2 * r + c % 2];
+            }
         }
     }
     d_fence_async();
-    d_named_sync(3, 128 * S::consumers);
-    const int row = (int) threadIdx.x;
-    if (row < b.n_rows) {
-        const int64_t out = d_attn_out_row(a, b, row);
-        float * y = d_attn_out_at(a, out, split, n_rows);
-        d_tma_store(y, ring.out + row * S::out_stride, 4 * a.dv);
+    d_named_sync(1 + group, 128);
+    const int row = 4 * warp + lane;
+    if (lane < 4 && row < b.n_rows && n > 0) {
+        float * y = d_attn_out_at(a, d_attn_out_row(a, b, row), split, d_attn_latent_n_rows(a)) + group * S::half;
+        d_tma_store(y, ring.k + stage + row * S::out_stride, 4 * n);
         d_tma_commit();
-        d_tma_wait<0>(); // also: the rows are the next item's
+        d_tma_wait<0>();
     }
+    __syncwarp(); // lane 0 arrives for all
+    if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * group); }
 }
 
 // A consumer warpgroup.
-template <typename S, typename T, int PARTS> static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const d_attn_latent_ring & ring) {
-    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, n_panels = ring.n_panels;
-    const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
-    d_pipeline_state<S::stages> at = { 0, 0 };
-    const int n_items = d_attn_n_items(a);
+template <typename S, typename T, int PARTS>
+static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const d_attn_latent_ring & ring) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 % 4, group = ring.group;
+    const int n_panels = ring.n_panels;
+    const int stage = group * n_panels * S::panel_bytes, n_items = d_attn_n_items(a);
+    const uint32_t tile = ring.k + stage, full = ring.full + 8 * group * ATTN_LATENT_PANELS;
+    uint32_t parity = 0;
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
-        d_named_sync(3, 128 * S::consumers); // q has been read
-        d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x);
+        d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x); // the merge has waited for the last q
         d_fence_async();
         d_named_sync(3, 128 * S::consumers);
         d_attn_latent_state st;
-        UNROLL for (int c = 0; c < 4; ++c) {
-            const int row = c / 2 * 8 + lane % 4 * 2 + c % 2;
-            st.max[c] = -INFINITY;
-            st.sum[c] = 0.0f;
-            st.unit[c] = ring.all->unit[row];
-            st.slope[c] = ring.all->slope[row];
-            st.mask_row[c] = ring.all->mask_row[row];
-        }
-        UNROLL for (int i = 0; i < 32; ++i) { st.o[i / 8][i % 8] = 0.0f; }
-        bool is_last = false;
-        NO_UNROLL while (!is_last) {
-            const uint32_t tile = ring.k + at.index * n_panels * S::panel_bytes, full = ring.full + 8 * at.index * ATTN_LATENT_PANELS;
-            float s[8], bias[8];
-            UNROLL for (int i = 0; i < 8; ++i) { s[i] = 0.0f, bias[i] = 0.0f; }
-            d_mbarrier_wait(full, at.phase);
-            const int code = ring.all->codes[at.index], j = code / 4 + 16 * warp + lane / 4;
+        UNROLL for (int c = 0; c < 4; ++c) { st.max[c] = -INFINITY, st.sum[c] = 0.0f; }
+        UNROLL for (int i = 0; i < 64; ++i) { st.o[i / 8][i % 8] = 0.0f; }
+        NO_UNROLL while (true) {
+            d_mbarrier_wait(full, parity);
+            const int code = ring.all->codes[group], j = code / 4 + 16 * warp + lane / 4;
             const bool is_full = (code & ATTN_WG_FULL) != 0;
-            is_last = (code & ATTN_WG_LAST) != 0;
-            if (!is_full) { d_attn_latent_biases(bias, a, st.mask_row, j); }
+            float s[8], bias[8];
+            parity ^= 1;
+            if (code < 0) { break; }
+            UNROLL for (int i = 0; i < 8; ++i) { s[i] = 0.0f, bias[i] = 0.0f; }
+            if (!is_full) { d_attn_latent_biases(bias, a, ring, j); }
             d_wgmma_fence();
             NO_UNROLL for (int panel = 0; panel < n_panels; ++panel) {
                 const uint64_t k = d_desc_k_128(tile + panel * S::panel_bytes);
-                d_mbarrier_wait(full + 8 * panel, at.phase);
+                d_mbarrier_wait(full + 8 * panel, parity ^ 1);
                 UNROLL for (int part = 0; part < PARTS; ++part) {
                     const uint64_t q = d_desc_k_128(ring.q + (part * n_panels + panel) * S::q_panel_bytes);
                     UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_ss(T(), s, k + 2 * i, q + 2 * i, 1); }
@@ -23256,24 +23367,16 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
             }
             d_wgmma_wait<0>();
             d_wgmma_read(s);
-            if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + at.index * n_panels * S::panel_bytes); }
+            if (!is_full) { d_attn_latent_clean<S>(ring, bias, ring.k_rows + stage); }
             d_attn_latent_soften<S>(st, s, a, ring, bias, is_full);
             d_fence_async();
             d_named_sync(1 + group, 128); // weights of all warps are written
-            d_wgmma_fence();
-            UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
-                UNROLL for (int i = 0; i < 4; ++i) {
-                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the last panel: any, its accumulators are not stored
-                    d_wgmma_ss<false, true>(T(), st.o[i], d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n, weights + 2 * n, 1);
-                }
-            }
-            d_wgmma_commit();
-            d_wgmma_wait<0>();
-            UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_read(st.o[i]); }
+            d_attn_latent_values<S, T>(st, ring, tile);
+            if ((code & ATTN_WG_LAST) != 0) { break; }
             __syncwarp(); // lane 0 arrives for all
-            if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * at.index); }
-            at.next();
+            if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * group); }
         }
+        d_attn_latent_merge<S>(st, a, b, ring, split);
         d_attn_latent_store<S>(st, a, b, ring, split);
     }
 }
@@ -23281,39 +23384,41 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
 
 // Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies (TMA).
 //   floor   k once per 16 rows
-//   shared  q, weights, two stages of 64 positions of k, the result: 199 KiB for 576/512 in F16
-//   needs   v in k, F16 or BF16, rows at multiples of 16 bytes; q F32 (attn_is_wide_q), no mask or F16; no GCUDA_PREC_F32 (attn_set_latent);
-//           without code for 9.0a it has no static shared memory
+//   shared  q, weights, two stages of 64 positions of k, half of the values: 199 KiB for 576/512 in F16
+//   needs   v in k, F16 or BF16, rows at multiples of 16 bytes, of more than ATTN_LATENT_LEAST elements; q F32
+//           (attn_is_wide_q), no mask or F16; no GCUDA_PREC_F32 (attn_set_latent); without code for 9.0a it has no
+//           static shared memory
 //   arch    9.0a
 template <typename T, int PARTS>
 static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 1) k_attn_latent(const D_GRID_CONSTANT d_attn_mma a, const D_GRID_CONSTANT d_tensor_map map) {
 #if D_SM90
     typedef d_attn_latent_shape<T, PARTS> S;
     DYNAMIC_SHARED(char, shared);
-    D_SHARED_MBARRIERS(barriers, S::stages * (ATTN_LATENT_PANELS + 1));
+    D_SHARED_MBARRIERS(barriers, S::consumers * (ATTN_LATENT_PANELS + 1));
     __shared__ d_attn_latent_shared all;
     d_attn_latent_ring ring;
     ring.n_panels = ((int) a.p.k.ne[0] + 63) / 64;
     ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     ring.weight_rows = ring.q_rows + PARTS * ring.n_panels * S::q_panel_bytes;
     ring.k_rows = ring.weight_rows + S::consumers * S::weight_bytes;
+    ring.sent = ring.k_rows + S::consumers * ring.n_panels * S::panel_bytes;
     ring.q = d_shared_address(ring.q_rows);
     ring.weights = d_shared_address(ring.weight_rows);
     ring.k = d_shared_address(ring.k_rows);
-    ring.out_rows = ring.k_rows + S::stages * ring.n_panels * S::panel_bytes;
-    ring.out = d_shared_address(ring.out_rows);
     ring.full = d_shared_address(barriers);
-    ring.empty = ring.full + 8 * S::stages * ATTN_LATENT_PANELS;
+    ring.empty = ring.full + 8 * S::consumers * ATTN_LATENT_PANELS;
+    ring.group = __shfl_sync(0xffffffffu, (int) threadIdx.x / 128, 0); // the same for a warp, as the compiler sees
     ring.all = &all;
     const bool is_producer = (int) threadIdx.x >= 128 * S::consumers;
-    if (is_producer && a.classes == nullptr) { d_attn_latent_prefetch(a); }
+    if ((int) threadIdx.x == 128 * S::consumers) { d_tma_prefetch_map(map); }
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::stages * ATTN_LATENT_PANELS; ++i) { d_mbarrier_init(ring.full + 8 * i, 1); }
-        for (int i = 0; i < S::stages; ++i) { d_mbarrier_init(ring.empty + 8 * i, 4 * S::consumers); }
+        for (int i = 0; i < S::consumers * ATTN_LATENT_PANELS; ++i) { d_mbarrier_init(ring.full + 8 * i, 1); }
+        for (int i = 0; i < S::consumers; ++i) { d_mbarrier_init(ring.empty + 8 * i, 4); }
         d_mbarrier_fence_init();
     }
     __syncthreads();
     if (is_producer) {
+        if (threadIdx.x % 32 == 0 && a.classes == nullptr) { d_attn_latent_prefetch(a, map, ring.n_panels); }
         d_attn_latent_fetch<S>(a, map, ring);
     } else {
         d_attn_latent_compute<S, T, PARTS>(a, ring);
@@ -23838,7 +23943,8 @@ template <typename F> static gcuda_status attn_with_latent(gcuda_type type, F f)
 static bool attn_set_latent(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
     const bool has_mask = p.mask.data != nullptr, is_readable = (!has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2)) && attn_is_wide_q(p);
     if (!a.is_v_in_k || p.prec == GCUDA_PREC_F32 || !is_readable || !attn_is_aligned(p.k) || !attn_is_wg_aligned(p.k)) { return false; }
-    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || p.k.ne[0] > 64 * ATTN_LATENT_PANELS || (uintptr_t) p.y.data % 16 != 0) { return false; }
+    if (p.k.ne[1] < 1 || p.k.ne[1] > ATTN_WG_POSITIONS || (uintptr_t) p.y.data % 16 != 0) { return false; }
+    if (p.k.ne[0] <= ATTN_LATENT_LEAST || p.k.ne[0] > 64 * ATTN_LATENT_PANELS) { return false; }
     attn_blocks latent = w;
     latent.is_latent = true;
     const gcuda_status st = attn_with_latent(p.k.type, [&](auto kernel, auto shape) {
