@@ -23637,7 +23637,7 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 // ---- adding splits ----
 // Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
 // added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
-// LANES, PARTS, DEPTH are 32, 4, 8; of ELEMENTS 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and 128 threads,
+// LANES, PARTS, DEPTH are 32, 4, 9, for 33 splits in one go (132 SMs, 8 heads); of ELEMENTS 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and 128 threads,
 // so that its blocks wait next to those of k_attn_latent.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
@@ -24398,7 +24398,7 @@ static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
         return launch_pdl_dependent(k_attn_join<16, 8, 17>, x.n_rows * ((x.a.dv + 63) / 64), dim3(128), 0, 0, stream, x.a);
     }
-    return launch_pdl_dependent(k_attn_join<32, 4, 8>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
+    return launch_pdl_dependent(k_attn_join<32, 4, 9>, x.n_rows * ((x.a.dv + 127) / 128), dim3(128), 0, 0, stream, x.a);
 }
 
 // ---- with k and v converted, some heads at a time ----
