@@ -138,9 +138,9 @@ EMBEDDING IN AN ENGINE
 ADDING AN OPERATION
     1. its row in GCUDA_OPS: all facts about it, for the CPU, gradients and CUDA. The argument struct's name in GCUDA_ARGS
        if it has its own
-    2. its >>op:NAME block in >>ops: argument struct, comment, constructors
-    3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
-       gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
+    2. its >>op:NAME block in the part of >>ops for its subject, such as >>ops-copy: argument struct, comment, constructors
+    3. its >>op:NAME block in that subject's section, such as >>impl-ops-copy: constructors, gcudai_NAME_check,
+       gcudai_NAME_args, gcudai_NAME_cpu, and gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
     4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, which the row declares. Until then the row says
        that nothing is launched, and the device refuses the operation by name
     5. a reference and its cases in the family's tests/ops-*.h: TEST(NAME) with >>op:NAME, and in .refuses what the
@@ -157,7 +157,7 @@ ADDING AN OPERATION
 
     A new activation, a kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
-      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops-elements, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
         GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
       - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
@@ -186,7 +186,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>status         status codes, last error, log callback, allocator callbacks
     >>types          element types, block layouts, conversions
     >>tensor         struct gcuda_tensor, contexts, views, layout predicates
-    >>ops            GCUDA_OPS, the registry of operations; then one >>op:NAME block each
+    >>ops            GCUDA_OPS, the registry of operations; then by subject one >>op:NAME block each
     >>graph          graphs: building, lookup, printing
     >>autodiff       backward graphs, gradients
     >>alloc          tensor allocator, graph allocator
@@ -197,49 +197,58 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>quantize       host quantizers for weights
     >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
     >>prefix         the functions that GCUDA_PREFIX renames
-    >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
-    >>impl-platform  compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
-    >>impl-status    errors, log, allocation
-    >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
-    >>impl-isa       which instruction set the CPU kernels use
-    >>impl-math      half and bfloat16 conversion
-    >>impl-quants    block formats: dequantize and quantize one row
-    >>impl-quantize  quantizing rows on several threads; checking blocks
-    >>impl-types     type table
-    >>impl-tensor    contexts, tensors, views
-    >>impl-task      what the CPU function of an operation is given: its items, scratch, abort, bad indices
-    >>impl-simd      vectorised CPU kernels
-    >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU
-    >>impl-registry  names and kinds of operations
-    >>impl-graph     graphs
-    >>impl-autodiff  derivatives
-    >>impl-alloc     allocators
-    >>impl-backend   buffers, devices, backends, registry
-    >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
-    >>impl-cpu       CPU backend, thread pool
-    >>impl-cuda-device   errors, discovery, the current device
-    >>impl-cuda-driver   functions of the driver, looked up when devices are found
-    >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
-    >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
-    >>impl-cuda-state    struct gcudai_cuda: all state of a backend
-    >>impl-cuda-peer     copies between devices: direct where a probe succeeds, else through the host
-    >>impl-cuda-buffer   device buffers, page-locked host buffers
-    >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
-    >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
-    >>impl-cuda-exec     nodes on a device: whether it supports them, and their launches
-    >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
-    >>impl-cuda-look     what a plan remembers of a graph's tensors
-    >>impl-cuda-fusion   patterns of nodes that one launch computes; the order in which a plan runs nodes
-    >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
-    >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
-    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
-    >>impl-cuda-profile  callbacks and timing around nodes, traces
-    >>impl-cuda-interop  memory and semaphores of other interfaces
-    >>impl-cuda-selftest whether this build works on a device
-    >>impl-no-cuda       the public functions of a build without CUDA: no devices
-    >>impl-devices       the list of backends: the built-in ones, then those registered; shutdown
-    >>impl-sched         scheduler: items, assignment, splits, placing, runs
-    >>impl-gguf          GGUF: reading, getters, loading, writing
+    >>impl-blocks         codebooks and quantizers of the block formats, for the host and for kernels
+    >>impl-platform       compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
+    >>impl-status         errors, log, allocation
+    >>impl-base           checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
+    >>impl-isa            which instruction set the CPU kernels use
+    >>impl-math           half and bfloat16 conversion
+    >>impl-quants         block formats: dequantize and quantize one row
+    >>impl-quantize       quantizing rows on several threads; checking blocks
+    >>impl-types          type table
+    >>impl-tensor         contexts, tensors, views
+    >>impl-task           what the CPU function of an operation is given: its items, scratch, abort, bad indices
+    >>impl-simd           vectorised CPU kernels
+    >>impl-ops            what operations share: checks, constructors, arguments, work; views and custom operations
+    >>impl-ops-copy       copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+    >>impl-ops-elements   unary and binary operations, gates, scale
+    >>impl-ops-norm       norms, sums, cumsum, argmax, soft_max, rope
+    >>impl-ops-sort       argsort, top_k
+    >>impl-ops-train      cross entropy, optimizer steps
+    >>impl-ops-mul-mat    matrix products
+    >>impl-ops-attention  attention in one pass and its gradients
+    >>impl-ops-conv       convolution, pooling, resampling
+    >>impl-ops-recurrent  recurrences: state spaces, linear attention, triangular systems
+    >>impl-registry       names and kinds of operations
+    >>impl-graph          graphs
+    >>impl-autodiff       derivatives
+    >>impl-alloc          allocators
+    >>impl-backend        buffers, devices, backends, registry
+    >>impl-compute        computing a graph, with memory checks if wanted; copying a graph, comparing two backends
+    >>impl-cpu            CPU backend, thread pool
+    >>impl-cuda-device    errors, discovery, the current device
+    >>impl-cuda-driver    functions of the driver, looked up when devices are found
+    >>impl-cuda-memory    device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
+    >>impl-cuda-pool      scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
+    >>impl-cuda-state     struct gcudai_cuda: all state of a backend
+    >>impl-cuda-peer      copies between devices: direct where a probe succeeds, else through the host
+    >>impl-cuda-buffer    device buffers, page-locked host buffers
+    >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
+    >>impl-cuda-split     row-split buffers: one weight over several devices, and its products
+    >>impl-cuda-exec      nodes on a device: whether it supports them, and their launches
+    >>impl-cuda-cancel    stopping a running graph: chunks of work, nodes cut into slices
+    >>impl-cuda-look      what a plan remembers of a graph's tensors
+    >>impl-cuda-fusion    patterns of nodes that one launch computes; the order in which a plan runs nodes
+    >>impl-cuda-plan      compiled plans: what a graph launches, decided once; their cache; CUDA graphs
+    >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
+    >>impl-cuda-upload    host memory through page-locked slots to the device and back, on separate threads
+    >>impl-cuda-profile   callbacks and timing around nodes, traces
+    >>impl-cuda-interop   memory and semaphores of other interfaces
+    >>impl-cuda-selftest  whether this build works on a device
+    >>impl-no-cuda        the public functions of a build without CUDA: no devices
+    >>impl-devices        the list of backends: the built-in ones, then those registered; shutdown
+    >>impl-sched          scheduler: items, assignment, splits, placing, runs
+    >>impl-gguf           GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -269,7 +278,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define GCUDA_H
 
 // =====================================================================================================
-// >>config   every macro a user may set, each with its default and why; version
+// >>config   every macro a user may set; version
 // =====================================================================================================
 //
 // Macros are undefined unless a default is given.
@@ -774,7 +783,7 @@ struct gcuda_array {
 };
 
 // =====================================================================================================
-// >>ops   GCUDA_OPS, the registry of operations; then one >>op:NAME block each: arguments, constructors
+// >>ops   GCUDA_OPS, the registry of operations; then by subject one >>op:NAME block each
 // =====================================================================================================
 //
 // The manual at the top of the file says how to add one: ADDING AN OPERATION.
@@ -819,7 +828,7 @@ struct gcuda_array {
            transpose,         0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
     X(CUSTOM,                  custom,                  0,   10, NONE,        custom,              custom,             custom,               \
            none,              0,    0,      own,     custom,                 custom,    BASE,      no,    no,     no,    whole)              \
-    /* family ops-a: copies and data movement */                                                                                             \
+    /* copy */                                                                                                                               \
     X(DUP,                     dup,                     1,   0,  NONE,        cpy,                 cpy,                any,                  \
            reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
     X(CONT,                    cont,                    1,   0,  NONE,        cpy,                 cpy,                any,                  \
@@ -862,8 +871,7 @@ struct gcuda_array {
            none,              0,    0,      plain,   arange,                 any,       BASE,      no,    no,     no,    whole)              \
     X(TIMESTEP_EMBEDDING,      timestep_embedding,      1,   0,  NONE,        timestep_embedding,  timestep_embedding, any,                  \
            none,              0,    0,      plain,   timestep_embedding,     any,       BASE,      no,    no,     no,    timestep_embedding) \
-    /* end of ops-a */                                                                                                                       \
-    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                                                            \
+    /* elements */                                                                                                                           \
     X(ADD,                     add,                     2,   0,  REUSE,       binary,              elements,           binary,               \
            add,               0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
     X(SUB,                     sub,                     2,   0,  REUSE,       binary,              elements,           binary,               \
@@ -898,6 +906,7 @@ struct gcuda_array {
            leaky_relu,        0,    0,      plain,   leaky_relu,             floats,    BASE,      no,    no,     no,    map)                \
     X(SILU_BACK,               silu_back,               2,   0,  REUSE,       binary,              elements,           any,                  \
            none,              0,    0,      plain,   silu_back,              floats,    BASE,      no,    no,     no,    binary)             \
+    /* norm */                                                                                                                               \
     X(NORM,                    norm,                    1,   0,  NONE,        norm,                spans3,             any,                  \
            norm,              0,    0,      scratch, norm,                   any,       BASE,      no,    no,     rows,  rows)               \
     X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                spans2,             any,                  \
@@ -920,10 +929,12 @@ struct gcuda_array {
            none,              0,    0,      plain,   argmax,                 argmax,    BASE,      no,    no,     no,    argmax)             \
     X(COUNT_EQUAL,             count_equal,             2,   0,  NONE,        count_equal,         total,              any,                  \
            none,              0,    0,      scratch, count_equal,            any,       BASE,      no,    no,     no,    whole)              \
+    /* sort */                                                                                                                               \
     X(ARGSORT,                 argsort,                 1,   0,  NONE,        sort,                argsort,            any,                  \
            none,              0,    0,      scratch, argsort,                any,       BASE,      no,    no,     no,    rows)               \
     X(TOP_K,                   top_k,                   1,   0,  NONE,        sort,                top_k,              any,                  \
            none,              0,    0,      scratch, top_k,                  any,       BASE,      no,    no,     no,    rows)               \
+    /* norm, continued */                                                                                                                    \
     X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            spans3,             any,                  \
            soft_max,          0,    0,      scratch, soft_max,               floats,    BASE,      no,    no,     no,    soft_max)           \
     X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       spans2,             any,                  \
@@ -932,6 +943,7 @@ struct gcuda_array {
            rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
     X(ROPE_BACK,               rope_back,               2,   1,  REUSE,       rope,                rope,               any,                  \
            rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope)               \
+    /* train */                                                                                                                              \
     X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
            cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
@@ -940,20 +952,19 @@ struct gcuda_array {
            none,              0,    0,      plain,   opt_step_adamw,         any,       BASE,      no,    no,     no,    opt_step_adamw)     \
     X(OPT_STEP_SGD,            opt_step_sgd,            3,   0,  NONE,        opt_step,            opt_step,           any,                  \
            none,              0,    0,      plain,   opt_step_sgd,           any,       BASE,      no,    no,     no,    opt_step_sgd)       \
-    /* end of ops-b */                                                                                                                       \
-    /* family mulmat: matrix products */                                                                                                     \
+    /* mul-mat */                                                                                                                            \
     X(MUL_MAT,                 mul_mat,                 2,   0,  NONE,        mul_mat,             mul_mat,            any,                  \
            mul_mat,           0,    0,      product, mul_mat,                any,       BASE,      no,    yes,    no,    mul_mat)            \
     X(MUL_MAT_ID,              mul_mat_id,              3,   0,  NONE,        mul_mat_id,          mul_mat_id,         any,                  \
            none,              0,    0,      product, mul_mat_id,             mul_mat_id,BASE,      yes,   yes,    no,    mul_mat_id)         \
     X(OUT_PROD,                out_prod,                2,   0,  NONE,        out_prod,            out_prod,           any,                  \
            none,              0,    0,      plain,   out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
-    /* end of mulmat */                                                                                                                      \
-    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                                                               \
+    /* attention */                                                                                                                          \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          3,   2,  NONE,        flash_attn_ext,      flash_attn,         any,                  \
            flash_attn_ext,    0,    0,      scratch, flash_attn_ext,         any,       ATTENTION, promise,yes,    no,    flash_attn_ext)    \
     X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     5,   2,  NONE,        flash_attn_ext_back, flash_attn_back,    any,                  \
            none,              0,    0,      scratch, flash_attn_ext_back,    any,       ATTENTION, no,    yes,    no,    whole)              \
+    /* conv */                                                                                                                               \
     X(IM2COL,                  im2col,                  2,   0,  NONE,        conv,                im2col,             any,                  \
            im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    images)             \
     X(IM2COL_BACK,             im2col_back,             2,   0,  NONE,        conv,                im2col_back,        any,                  \
@@ -976,6 +987,7 @@ struct gcuda_array {
            none,              0,    0,      scratch, pool_2d_back,           any,       CONV,      no,    no,     no,    pool_2d_back)       \
     X(UPSCALE,                 upscale,                 1,   0,  NONE,        upscale,             upscale,            any,                  \
            none,              0,    0,      plain,   upscale,                any,       CONV,      no,    no,     no,    planes)             \
+    /* recurrent */                                                                                                                          \
     X(SSM_CONV,                ssm_conv,                2,   0,  NONE,        ssm_conv,            ssm_conv,           any,                  \
            none,              0,    0,      plain,   ssm_conv,               any,       RECURRENT, no,    no,     no,    ssm_conv)           \
     X(SSM_SCAN,                ssm_scan,                7,   0,  NONE,        ssm_scan,            ssm_scan,           any,                  \
@@ -987,32 +999,23 @@ struct gcuda_array {
     X(RWKV_WKV7,               rwkv_wkv7,               7,   0,  NONE,        rwkv_wkv7,           linear_attn,        any,                  \
            none,              0,    0,      plain,   rwkv_wkv7,              any,       RECURRENT, no,    no,     no,    rwkv_wkv7)          \
     X(SOLVE_TRI,               solve_tri,               2,   0,  NONE,        solve_tri,           solve_tri,          any,                  \
-           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)          \
-    /* end of ops-c */
+           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)
 
 // Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
 #define GCUDA_ARGS(X)                            \
     X(none) X(custom)                            \
-    /* ops-a */                                  \
     X(cpy) X(get_rows) X(set) X(concat) X(pad)   \
     X(pad_reflect_1d) X(mask) X(arange)          \
     X(timestep_embedding)                        \
-    /* end of ops-a */                           \
-    /* ops-b */                                  \
     X(binary) X(add_id) X(unary) X(glu) X(map)   \
     X(norm) X(rms_norm_back) X(group_norm)       \
     X(reduce) X(sum) X(count_equal) X(sort)      \
     X(soft_max) X(soft_max_back) X(rope)         \
     X(cross_entropy) X(opt_step)                 \
-    /* end of ops-b */                           \
-    /* mulmat */                                 \
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
-    /* end of mulmat */                          \
-    /* ops-c */                                  \
     X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
     X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
-    X(solve_tri)                                 \
-    /* end of ops-c */
+    X(solve_tri)
 // clang-format on
 
 enum gcuda_op {
@@ -1199,7 +1202,9 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_4d_ext(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor ** args, int n_args, const struct gcuda_custom_params * params);
 
-// ---------------- ops-a: copies and data movement ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-copy   copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:dup --------------------------------------------------------------------------------------------
 // A copy of a.
@@ -1455,9 +1460,9 @@ struct gcuda_timestep_embedding_args {
 GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
     struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period);
 
-// ---------------- end of ops-a ----------------
-
-// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-elements   unary and binary operations, gates, scale
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:add --------------------------------------------------------------------------------------------
 // >>op:sub
@@ -1519,7 +1524,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 //   returns  type and shape of a, contiguous; inplace: a view of a
 //
 // Models contain the numbers, so they never change. A new kind gets the next number. Its line here makes the compiler require
-// GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
+// GCUDAI_MAP(ID, f(x)) in >>impl-ops-elements and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -1724,6 +1729,10 @@ GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, str
 GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-norm   norms, sums, cumsum, argmax, soft_max, rope
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:norm -------------------------------------------------------------------------------------------
 // Layer norm of each row, to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
 // Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias.
@@ -1841,31 +1850,6 @@ struct gcuda_count_equal_args {
 GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
-// >>op:argsort ----------------------------------------------------------------------------------------
-// Indices that sort each row.
-//   a        F32, F16 or BF16, ne0 < 2^31
-//   returns  I32, shape of a, contiguous
-//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
-//            Every backend, top_k and expert routing use these rules
-enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
-struct gcuda_sort_args { // also of top_k
-    struct gcuda_array x, y;
-    enum gcuda_sort_order order;
-    void * scratch; // launchers: gcuda_argsort_scratch_bytes, gcuda_top_k_scratch_bytes
-};
-GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    enum gcuda_sort_order order);
-// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
-GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
-
-// >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
-//   a        F32, F16 or BF16, ne0 < 2^31
-//   k        1 to ne0
-//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
-//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
-GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
-
 // >>op:soft_max ---------------------------------------------------------------------------------------
 // Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. A row of -inf only gives zeros.
 //   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
@@ -1977,6 +1961,39 @@ GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context *
 GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]);
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-sort   argsort, top_k
+// -----------------------------------------------------------------------------------------------------
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// Indices that sort each row.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   returns  I32, shape of a, contiguous
+//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
+//            Every backend, top_k and expert routing use these rules
+enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
+struct gcuda_sort_args { // also of top_k
+    struct gcuda_array x, y;
+    enum gcuda_sort_order order;
+    void * scratch; // launchers: gcuda_argsort_scratch_bytes, gcuda_top_k_scratch_bytes
+};
+GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_sort_order order);
+// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
+GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   k        1 to ne0
+//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
+//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
+GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// -----------------------------------------------------------------------------------------------------
+// >>ops-train   cross entropy, optimizer steps
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 // Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf
 // (0 ln 0 = 0). A logit of -inf with a positive label makes the loss infinite.
@@ -2027,9 +2044,9 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx,
 GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
-// ---------------- end of ops-b ----------------
-
-// ---------------- mulmat: matrix products ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-mul-mat   matrix products
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 // Matrix product:  y[m, n] = sum over k of a[k, m] * b[k, n]. Dimension 0 of both is contracted, which is how weights (rows of a) and
@@ -2148,11 +2165,12 @@ struct gcuda_out_prod_args {
     enum gcuda_prec prec; // launcher: not read, always F32
 };
 
-// ---------------- end of mulmat ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-attention   attention in one pass and its gradients
+// -----------------------------------------------------------------------------------------------------
 
-// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
-
-// "float" below: F32, F16 or BF16, and the sources of a node may have different ones. Sums are in F32 or double.
+// "float" here, in >>ops-conv and in >>ops-recurrent: F32, F16 or BF16, and the sources of a node may have different
+// ones. Sums are in F32 or double.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2270,6 +2288,10 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
     enum gcuda_prec prec; // of conv_2d
     void * scratch;       // launcher of conv_2d: gcuda_conv_2d_scratch_bytes
 };
+
+// -----------------------------------------------------------------------------------------------------
+// >>ops-conv   convolution, pooling, resampling
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:im2col -----------------------------------------------------------------------------------------
 // Patches of an image as rows, so that a convolution becomes a matrix product:
@@ -2465,6 +2487,10 @@ GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, st
 GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
     int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // enum gcuda_scale_mode | enum gcuda_scale_flag
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-recurrent   recurrences: state spaces, linear attention, triangular systems
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Short causal convolution of each channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
 //   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed and adjacent (nb[1] is ne[0] elements)
@@ -2561,8 +2587,6 @@ struct gcuda_solve_tri_args {
 };
 GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, bool left, bool lower, bool uni);
-
-// ---------------- end of ops-c ----------------
 
 // The arguments of an operation: struct gcuda_ARGS_args with the column args of GCUDA_OPS.
 union gcuda_args {
@@ -9269,7 +9293,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 
 // =====================================================================================================
-// >>impl-task   what the CPU function of an operation is given besides its arguments: its items, scratch, abort, bad indices
+// >>impl-task   what the CPU function of an operation is given: its items, scratch, abort, bad indices
 // =====================================================================================================
 
 #define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
@@ -12113,7 +12137,7 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 }
 
 // =====================================================================================================
-// >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
+// >>impl-ops   what operations share: checks, constructors, arguments, work; views and custom operations
 // =====================================================================================================
 
 // How the CPU splits a node. Zeroed before a work function fills it in.
@@ -12425,6 +12449,11 @@ static struct gcuda_tensor * gcudai_op_view(
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
 }
 
+static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * const * src, int n, bool inplace) {
+    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
+}
+
 static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
     if (y != NULL) {
         y->op_params[slot] = value;
@@ -12457,6 +12486,14 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
         return NULL;
     }
     return y;
+}
+
+// A node that turned out to be wrong after it was made.
+static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y,
+    const char * problem) {
+    gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
+    gcudai_object_pop(ctx, y);
+    return NULL;
 }
 
 // ---- what CPU functions are made of ----
@@ -12498,6 +12535,182 @@ static void gcudai_none_work(const struct gcuda_tensor * y, struct gcudai_work *
 static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
     (void) y;
     return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
+
+// ---- parts of rows as floats ----
+
+// One element of F32, F16 or BF16.
+static float gcudai_float_at(enum gcuda_type type, const char * p) {
+    float f;
+    gcuda_fp16_t h;
+    gcuda_bf16_t b;
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(&f, p, sizeof(f));
+        return f;
+    }
+    if (type == GCUDA_TYPE_F16) {
+        memcpy(&h, p, sizeof(h));
+        return gcuda_fp16_to_fp32(h);
+    }
+    memcpy(&b, p, sizeof(b));
+    return gcuda_bf16_to_fp32(b);
+}
+
+// Element [i0, i1, i2, i3].
+static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    return gcudai_float_at(a->type, gcudai_at(a, i1, i2, i3) + (size_t) i0 * a->nb[0]);
+}
+
+// n adjacent elements as floats: where they are if they are F32, else in buf.
+static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
+    if (type == GCUDA_TYPE_F32) {
+        return (const float *) (const void *) p;
+    }
+    gcudai_to_float(type)(p, buf, n);
+    return buf;
+}
+
+// a * b * c * d, or -1, which no shape accepts, when that is too large.
+static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
+    int64_t n = 0;
+    return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
+}
+
+// Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
+struct gcudai_stretch {
+    int64_t i0, n, i1, i2, i3;
+};
+
+#define GCUDAI_STRETCH_COST 1e6
+
+static int64_t gcudai_stretch_len(double element_cost) {
+    const double n = GCUDAI_STRETCH_COST / element_cost;
+    return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
+}
+
+static void gcudai_stretch_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
+    const int64_t len = gcudai_stretch_len(element_cost);
+    w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
+    w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
+}
+
+static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double element_cost, int64_t item) {
+    const int64_t len = gcudai_stretch_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
+    struct gcudai_stretch p;
+    p.i0 = item % per_row * len;
+    p.n = GCUDAI_MIN(len, ne[0] - p.i0);
+    p.i1 = row % ne[1];
+    p.i2 = row / ne[1] % ne[2];
+    p.i3 = row / ne[1] / ne[2];
+    return p;
+}
+
+static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcudai_stretch * p, const float * values) {
+    gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
+}
+
+// ---- element-wise work: items are pieces of rows, rows without gaps between them count as one ----
+
+#define GCUDAI_ITEM 4096 // elements of an item: whole blocks of every type, whole pieces
+#define GCUDAI_STEP 8   // loops run in steps of this constant length: gcc vectorises those at -O2
+
+// Elements [i, i + n) of a row as floats, n at most GCUDAI_PIECE. `pad` follows up to a multiple of GCUDAI_STEP.
+static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
+    for (; n % GCUDAI_STEP != 0; ++n) {
+        out[n] = pad;
+    }
+}
+
+static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_store(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, in);
+}
+
+// Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
+static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
+    if (a->ne[0] == 1 && a->ne[1] == 1) {
+        return true;
+    }
+    const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
+    return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
+}
+
+static void gcudai_fold_once(struct gcuda_array * a) {
+    a->ne[0] *= a->ne[1];
+    a->ne[1] = a->ne[2];
+    a->nb[1] = a->nb[2];
+    a->ne[2] = a->ne[3];
+    a->nb[2] = a->nb[3];
+    a->ne[3] = 1;
+}
+
+// The arrays of an element-wise loop over y with as few rows as their strides allow.
+static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
+    for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
+        bool is_ok = gcudai_can_fold(y, y);
+        for (int i = 0; i < n_src; ++i) {
+            is_ok = is_ok && gcudai_can_fold(&src[i], y);
+        }
+        if (!is_ok) {
+            return;
+        }
+        for (int i = 0; i < n_src; ++i) {
+            gcudai_fold_once(&src[i]);
+        }
+        gcudai_fold_once(y);
+    }
+}
+
+static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
+    w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
+    w->item_cost[0] = 120.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
+}
+
+// For operations whose args are folded from the result and all sources.
+static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
+    int n = 0;
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        if (y->src[i] != NULL) {
+            src[n++] = gcudai_array(y->src[i]);
+        }
+    }
+    gcudai_fold(&dst, src, n);
+    gcudai_elements_of(&dst, w);
+}
+
+// For those whose rows stay apart.
+static void gcudai_row_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array dst = gcudai_array(y);
+    gcudai_elements_of(&dst, w);
+}
+
+struct gcudai_segment {
+    int64_t row, i0, i1; // elements [i0, i1) of the row
+};
+
+static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int64_t item) {
+    const int64_t per_row = (y->ne[0] - 1) / GCUDAI_ITEM + 1;
+    struct gcudai_segment p;
+    p.row = item / per_row;
+    p.i0 = item % per_row * GCUDAI_ITEM;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ITEM, y->ne[0]);
+    return p;
+}
+
+#define GCUDAI_FOR_STEPS(i, n)                                       \
+    for (int64_t i##_0 = 0; i##_0 < (n); i##_0 += GCUDAI_STEP)      \
+        for (int64_t i = i##_0; i < i##_0 + GCUDAI_STEP; ++i)
+
+// Result and first source: floats of one type and shape.
+static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
+    return gcudai_want_like(y, y->src[0]);
 }
 
 // >>op:none -------------------------------------------------------------------------------------------
@@ -12946,7 +13159,9 @@ static void gcudai_custom_cpu(const union gcuda_args * args, const struct gcudai
     }
 }
 
-// ---------------- ops-a: copies and data movement ----------------
+// =====================================================================================================
+// >>impl-ops-copy   copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+// =====================================================================================================
 
 static void gcudai_pad_cpu(const union gcuda_args * args, const struct gcudai_task * t);
 
@@ -13374,11 +13589,6 @@ static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op,
         return false;
     }
     return true;
-}
-
-static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
-    struct gcuda_tensor * const * src, int n, bool inplace) {
-    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
 }
 
 // >>op:dup --------------------------------------------------------------------------------------------
@@ -14670,119 +14880,9 @@ static void gcudai_timestep_embedding_cpu(const union gcuda_args * args, const s
     }
 }
 
-// ---------------- end of ops-a ----------------
-
-// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
-
-// -- element-wise work: items are pieces of rows, rows without gaps between them count as one --
-
-#define GCUDAI_ITEM 4096 // elements of an item: whole blocks of every type, whole pieces
-#define GCUDAI_STEP 8   // loops run in steps of this constant length: gcc vectorises those at -O2
-
-// Elements [i, i + n) of a row as floats, n at most GCUDAI_PIECE. `pad` follows up to a multiple of GCUDAI_STEP.
-static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
-    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
-    gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
-    for (; n % GCUDAI_STEP != 0; ++n) {
-        out[n] = pad;
-    }
-}
-
-static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
-    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
-    gcudai_store(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, in);
-}
-
-// Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
-static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
-    if (a->ne[0] == 1 && a->ne[1] == 1) {
-        return true;
-    }
-    const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
-    return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
-}
-
-static void gcudai_fold_once(struct gcuda_array * a) {
-    a->ne[0] *= a->ne[1];
-    a->ne[1] = a->ne[2];
-    a->nb[1] = a->nb[2];
-    a->ne[2] = a->ne[3];
-    a->nb[2] = a->nb[3];
-    a->ne[3] = 1;
-}
-
-// The arrays of an element-wise loop over y with as few rows as their strides allow.
-static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
-    for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
-        bool is_ok = gcudai_can_fold(y, y);
-        for (int i = 0; i < n_src; ++i) {
-            is_ok = is_ok && gcudai_can_fold(&src[i], y);
-        }
-        if (!is_ok) {
-            return;
-        }
-        for (int i = 0; i < n_src; ++i) {
-            gcudai_fold_once(&src[i]);
-        }
-        gcudai_fold_once(y);
-    }
-}
-
-static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
-    w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
-    w->item_cost[0] = 120.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
-}
-
-// For operations whose args are folded from the result and all sources.
-static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
-    int n = 0;
-    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        if (y->src[i] != NULL) {
-            src[n++] = gcudai_array(y->src[i]);
-        }
-    }
-    gcudai_fold(&dst, src, n);
-    gcudai_elements_of(&dst, w);
-}
-
-// For those whose rows stay apart.
-static void gcudai_row_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const struct gcuda_array dst = gcudai_array(y);
-    gcudai_elements_of(&dst, w);
-}
-
-struct gcudai_segment {
-    int64_t row, i0, i1; // elements [i0, i1) of the row
-};
-
-static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int64_t item) {
-    const int64_t per_row = (y->ne[0] - 1) / GCUDAI_ITEM + 1;
-    struct gcudai_segment p;
-    p.row = item / per_row;
-    p.i0 = item % per_row * GCUDAI_ITEM;
-    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ITEM, y->ne[0]);
-    return p;
-}
-
-#define GCUDAI_FOR_STEPS(i, n)                                       \
-    for (int64_t i##_0 = 0; i##_0 < (n); i##_0 += GCUDAI_STEP)      \
-        for (int64_t i = i##_0; i < i##_0 + GCUDAI_STEP; ++i)
-
-// Result and first source: floats of one type and shape.
-static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
-    return gcudai_want_like(y, y->src[0]);
-}
-
-// A node that turned out to be wrong after it was made.
-static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y,
-    const char * problem) {
-    gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
-    gcudai_object_pop(ctx, y);
-    return NULL;
-}
+// =====================================================================================================
+// >>impl-ops-elements   unary and binary operations, gates, scale
+// =====================================================================================================
 
 // >>op:add --------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
@@ -15244,13 +15344,6 @@ static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->item_cost[0] *= 2.0;
 }
 
-// Name of the sub-operation of a UNARY or GLU node, NULL for others.
-static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
-    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
-           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
-                                   : NULL;
-}
-
 // >>op:glu --------------------------------------------------------------------------------------------
 const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
 #define X(ID, ...) #ID,
@@ -15555,7 +15648,11 @@ static inline float gcudai_silu_derivative(float x) {
 }
 GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
 
-// -- row work: a row is one item, a long one is cut into parts whose sums meet between phases --
+// =====================================================================================================
+// >>impl-ops-norm   norms, sums, cumsum, argmax, soft_max, rope
+// =====================================================================================================
+
+// ---- row work: a row is one item, a long one is cut into parts whose sums are added between phases ----
 
 #define GCUDAI_SPAN 32768 // elements of a part: below 0.2 ms for anything done here
 #define GCUDAI_N_SLOTS 2
@@ -16243,369 +16340,6 @@ static void gcudai_count_equal_cpu(const union gcuda_args * args, const struct g
     }
 }
 
-// >>op:argsort ----------------------------------------------------------------------------------------
-// A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
-// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets a NaN.
-static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
-    const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
-    const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    return (uint64_t) (is_nan ? 0xffffffffu : is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
-}
-
-static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
-
-// Elements [i0, i1) of a row as keys.
-static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending,
-    uint64_t * keys) {
-    const char * row = gcudai_row(&p->x, r);
-    float buf[GCUDAI_PIECE];
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
-        gcudai_get(&p->x, row, i, n, 0.0f, buf);
-        for (int64_t j = 0; j < n; ++j) {
-            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
-        }
-    }
-}
-
-static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
-    for (int64_t i = 1; i < n; ++i) {
-        const uint64_t x = v[i];
-        int64_t j = i;
-        for (; j > 0 && v[j - 1] > x; --j) {
-            v[j] = v[j - 1];
-        }
-        v[j] = x;
-    }
-}
-
-// v in order of one byte of its keys, into out; count: how many keys have each value of it.
-static void gcudai_radix_pass(const uint64_t * v, uint64_t * out, int64_t n, int shift, const uint32_t * count) {
-    int64_t next[256], sum = 0;
-    for (int b = 0; b < 256; ++b) {
-        next[b] = sum;
-        sum += count[b];
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        out[next[v[i] >> shift & 255u]++] = v[i];
-    }
-}
-
-// Sorts v with tmp of the same size; returns the one of the two that holds the result. Byte by byte from the low end of
-// the upper half: the lower halves, indices, are in order already and each pass keeps the order of equal bytes.
-static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
-    uint32_t count[4][256];
-    if (n <= 64) {
-        gcudai_insertion_sort(v, n);
-        return v;
-    }
-    memset(count, 0, sizeof(count));
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t key = (uint32_t) (v[i] >> 32);
-        for (int k = 0; k < 4; ++k) {
-            ++count[k][key >> (8 * k) & 255u];
-        }
-    }
-    for (int k = 0; k < 4; ++k) {
-        const int shift = 32 + 8 * k;
-        if (count[k][v[0] >> shift & 255u] != (uint64_t) n) { // else all have the same byte
-            gcudai_radix_pass(v, tmp, n, shift, count[k]);
-            uint64_t * swap = v;
-            v = tmp;
-            tmp = swap;
-        }
-    }
-    return v;
-}
-
-static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t i0, int64_t n, const uint64_t * keys) {
-    for (int64_t i = 0; i < n; ++i) {
-        const int32_t index = gcudai_sort_index(keys[i]);
-        memcpy(row + (size_t) (i0 + i) * y->nb[0], &index, sizeof(index));
-    }
-}
-
-static double gcudai_log2_steps(int64_t n) {
-    double steps = 1.0;
-    for (; n > 1; n /= 2) {
-        steps += 1.0;
-    }
-    return steps;
-}
-
-// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
-// is limited to 128 MiB; beyond that one thread sorts a whole row.
-static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
-    return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
-}
-
-static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const struct gcuda_array x = gcudai_array(y->src[0]);
-    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 100.0 + 40.0 * (double) n;
-    if (!gcudai_is_sorted_in_parts(&x)) {
-        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
-            w->local_bytes = SIZE_MAX;
-        }
-        return;
-    }
-    w->n_phases = 2;
-    w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
-    w->item_cost[0] = 40.0 * GCUDAI_SPAN;
-    w->item_cost[1] = 10.0 * GCUDAI_SPAN * gcudai_log2_steps(n_parts);
-    w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
-    w->local_bytes = GCUDAI_SPAN * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
-}
-
-// The parts of a row, each sorted, and for each the next key to take.
-struct gcudai_runs {
-    const uint64_t * keys;
-    int64_t n, n_parts;
-    int64_t * next; // of each part, counted in the row
-    int64_t * lo;   // n_parts each, while searching
-    int64_t * hi;
-};
-
-static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
-    return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n);
-}
-
-// First place of [lo, hi) whose key is not below `key`.
-static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
-    while (lo < hi) {
-        const int64_t mid = lo + (hi - lo) / 2;
-        if (keys[mid] < key) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
-    }
-    return lo;
-}
-
-// Sets next so that exactly `rank` keys of the row stand before it, all smaller than the rest. Keys differ, so there is
-// one such cut. Each round halves the widest range.
-static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
-    for (int64_t k = 0; k < r->n_parts; ++k) {
-        r->lo[k] = k * GCUDAI_SPAN;
-        r->hi[k] = gcudai_run_end(r, k);
-    }
-    for (;;) {
-        int64_t widest = 0, below = 0;
-        for (int64_t k = 1; k < r->n_parts; ++k) {
-            widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
-        }
-        if (r->hi[widest] == r->lo[widest]) {
-            break;
-        }
-        const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
-        for (int64_t k = 0; k < r->n_parts; ++k) {
-            r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
-            below += r->next[k] - k * GCUDAI_SPAN;
-        }
-        const bool is_low = below < rank; // the pivot itself is before the cut
-        for (int64_t k = 0; k < r->n_parts; ++k) {
-            if (is_low) {
-                r->lo[k] = r->next[k] + (k == widest);
-            } else {
-                r->hi[k] = r->next[k];
-            }
-        }
-    }
-    memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
-}
-
-// Parts as a heap by their next key; lo is its storage, hi its size in hi[0].
-static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n) {
-    int64_t * heap = r->lo;
-    for (;;) {
-        int64_t least = at;
-        for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
-            least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
-        }
-        if (least == at) {
-            return;
-        }
-        const int64_t swap = heap[at];
-        heap[at] = heap[least];
-        heap[least] = swap;
-        at = least;
-    }
-}
-
-static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
-    int64_t n_heap = 0;
-    for (int64_t k = 0; k < r->n_parts; ++k) {
-        if (r->next[k] < gcudai_run_end(r, k)) {
-            r->lo[n_heap++] = k;
-        }
-    }
-    for (int64_t at = n_heap / 2; at-- > 0;) {
-        gcudai_heap_down(r, at, n_heap);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        const int64_t k = r->lo[0];
-        out[i] = r->keys[r->next[k]++];
-        if (r->next[k] == gcudai_run_end(r, k)) {
-            r->lo[0] = r->lo[--n_heap];
-        }
-        gcudai_heap_down(r, 0, n_heap);
-    }
-}
-
-static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
-    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), row = item / n_parts;
-    const int64_t i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
-    uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
-    uint64_t * tmp = (uint64_t *) (void *) t->local;
-    if (t->phase == 0) {
-        gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
-        const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
-        if (sorted == tmp) {
-            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
-        }
-        return;
-    }
-    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
-    const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
-    gcudai_runs_seek(&runs, i0);
-    gcudai_runs_take(&runs, i1 - i0, tmp);
-    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
-}
-
-static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    const struct gcuda_sort_args * p = &args->sort;
-    const int64_t n = p->x.ne[0];
-    uint64_t * keys = (uint64_t *) (void *) t->local;
-    const bool in_parts = gcudai_is_sorted_in_parts(&p->x);
-    for (int64_t item = t->i0; item < t->i1; ++item) {
-        if (in_parts) {
-            gcudai_argsort_part(p, t, item);
-        } else {
-            gcudai_sort_keys(p, item, 0, n, p->order == GCUDA_SORT_ORDER_DESC, keys);
-            gcudai_put_indices(&p->y, gcudai_row(&p->y, item), 0, n, gcudai_sort_u64(keys, keys + n, n));
-        }
-    }
-}
-
-static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sort.x = gcudai_array(y->src[0]);
-    args->sort.y = gcudai_array(y);
-    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
-}
-
-static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
-    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
-    return GCUDA_STATUS_SUCCESS;
-}
-
-struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
-    struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
-    gcudai_set_param_i32(y, 0, (int32_t) order);
-    return gcudai_op_finish(ctx, y);
-}
-
-static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
-    const int32_t order = gcudai_param_i32(y, 0);
-    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
-        "order is %d, want ascending or descending", (int) order);
-    GCUDAI_TRY(gcudai_want_sortable(y));
-    return gcudai_want_like(y, y->src[0]);
-}
-
-struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
-    if (k < 1 || k > a->ne[0]) {
-        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
-                               (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
-    }
-    struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
-    if (order == NULL) {
-        return NULL;
-    }
-    const size_t * nb = order->nb;
-    return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
-}
-
-// >>op:top_k ------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
-    return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
-                 : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
-}
-
-static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_sortable(y));
-    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0],
-        (long long) a->ne[0]);
-    return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
-}
-
-static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 100.0 + 4.0 * (double) y->src[0]->ne[0] + 10.0 * (double) y->ne[0] * gcudai_log2_steps(y->ne[0]);
-    w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
-}
-
-// The largest key is at the top, the last in descending order; at may be too small for its place.
-static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
-    const uint64_t key = heap[at];
-    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
-        child += child + 1 < n && heap[child + 1] > heap[child];
-        if (heap[child] <= key) {
-            break;
-        }
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = key;
-}
-
-// A heap of the best k so far; most elements are refused by one comparison with its worst.
-static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap, const struct gcudai_task * t) {
-    const int64_t n = p->x.ne[0], k = p->y.ne[0];
-    const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
-    uint64_t keys[GCUDAI_PIECE];
-    double spent = 0.0;
-    gcudai_sort_keys(p, row, 0, k, true, heap);
-    for (int64_t at = k / 2; at-- > 0;) {
-        gcudai_key_heap_down(heap, at, k);
-        if (gcudai_stops(t, &spent, 40.0)) { return; }
-    }
-    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
-        gcudai_sort_keys(p, row, i, i + m, true, keys);
-        for (int64_t j = 0; j < m; ++j) {
-            if (keys[j] < heap[0]) {
-                heap[0] = keys[j];
-                gcudai_key_heap_down(heap, 0, k);
-            }
-        }
-        if (gcudai_stops(t, &spent, step * (double) m)) { return; }
-    }
-    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
-}
-
-static void gcudai_top_k_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    for (int64_t row = t->i0; row < t->i1; ++row) {
-        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
-    }
-}
-
 // >>op:soft_max ---------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * mask, float scale, float max_bias, bool inplace) {
@@ -17228,6 +16962,377 @@ static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcu
     gcudai_rope_cpu(args, t);
 }
 
+// =====================================================================================================
+// >>impl-ops-sort   argsort, top_k
+// =====================================================================================================
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
+// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets a NaN.
+static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
+    const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
+    const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return (uint64_t) (is_nan ? 0xffffffffu : is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
+}
+
+static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
+
+// Elements [i0, i1) of a row as keys.
+static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending,
+    uint64_t * keys) {
+    const char * row = gcudai_row(&p->x, r);
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->x, row, i, n, 0.0f, buf);
+        for (int64_t j = 0; j < n; ++j) {
+            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
+        }
+    }
+}
+
+static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
+    for (int64_t i = 1; i < n; ++i) {
+        const uint64_t x = v[i];
+        int64_t j = i;
+        for (; j > 0 && v[j - 1] > x; --j) {
+            v[j] = v[j - 1];
+        }
+        v[j] = x;
+    }
+}
+
+// v in order of one byte of its keys, into out; count: how many keys have each value of it.
+static void gcudai_radix_pass(const uint64_t * v, uint64_t * out, int64_t n, int shift, const uint32_t * count) {
+    int64_t next[256], sum = 0;
+    for (int b = 0; b < 256; ++b) {
+        next[b] = sum;
+        sum += count[b];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        out[next[v[i] >> shift & 255u]++] = v[i];
+    }
+}
+
+// Sorts v with tmp of the same size; returns the one of the two that holds the result. Byte by byte from the low end of
+// the upper half: the lower halves, indices, are in order already and each pass keeps the order of equal bytes.
+static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
+    uint32_t count[4][256];
+    if (n <= 64) {
+        gcudai_insertion_sort(v, n);
+        return v;
+    }
+    memset(count, 0, sizeof(count));
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t key = (uint32_t) (v[i] >> 32);
+        for (int k = 0; k < 4; ++k) {
+            ++count[k][key >> (8 * k) & 255u];
+        }
+    }
+    for (int k = 0; k < 4; ++k) {
+        const int shift = 32 + 8 * k;
+        if (count[k][v[0] >> shift & 255u] != (uint64_t) n) { // else all have the same byte
+            gcudai_radix_pass(v, tmp, n, shift, count[k]);
+            uint64_t * swap = v;
+            v = tmp;
+            tmp = swap;
+        }
+    }
+    return v;
+}
+
+static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t i0, int64_t n, const uint64_t * keys) {
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t index = gcudai_sort_index(keys[i]);
+        memcpy(row + (size_t) (i0 + i) * y->nb[0], &index, sizeof(index));
+    }
+}
+
+static double gcudai_log2_steps(int64_t n) {
+    double steps = 1.0;
+    for (; n > 1; n /= 2) {
+        steps += 1.0;
+    }
+    return steps;
+}
+
+// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
+// is limited to 128 MiB; beyond that one thread sorts a whole row.
+static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
+    return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
+}
+
+static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array x = gcudai_array(y->src[0]);
+    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 40.0 * (double) n;
+    if (!gcudai_is_sorted_in_parts(&x)) {
+        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
+            w->local_bytes = SIZE_MAX;
+        }
+        return;
+    }
+    w->n_phases = 2;
+    w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
+    w->item_cost[0] = 40.0 * GCUDAI_SPAN;
+    w->item_cost[1] = 10.0 * GCUDAI_SPAN * gcudai_log2_steps(n_parts);
+    w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
+    w->local_bytes = GCUDAI_SPAN * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
+}
+
+// The parts of a row, each sorted, and for each the next key to take.
+struct gcudai_runs {
+    const uint64_t * keys;
+    int64_t n, n_parts;
+    int64_t * next; // of each part, counted in the row
+    int64_t * lo;   // n_parts each, while searching
+    int64_t * hi;
+};
+
+static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
+    return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n);
+}
+
+// First place of [lo, hi) whose key is not below `key`.
+static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (keys[mid] < key) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+// Sets next so that exactly `rank` keys of the row stand before it, all smaller than the rest. Keys differ, so there is
+// one such cut. Each round halves the widest range.
+static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        r->lo[k] = k * GCUDAI_SPAN;
+        r->hi[k] = gcudai_run_end(r, k);
+    }
+    for (;;) {
+        int64_t widest = 0, below = 0;
+        for (int64_t k = 1; k < r->n_parts; ++k) {
+            widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
+        }
+        if (r->hi[widest] == r->lo[widest]) {
+            break;
+        }
+        const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
+            below += r->next[k] - k * GCUDAI_SPAN;
+        }
+        const bool is_low = below < rank; // the pivot itself is before the cut
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            if (is_low) {
+                r->lo[k] = r->next[k] + (k == widest);
+            } else {
+                r->hi[k] = r->next[k];
+            }
+        }
+    }
+    memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
+}
+
+// Parts as a heap by their next key; lo is its storage, hi its size in hi[0].
+static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n) {
+    int64_t * heap = r->lo;
+    for (;;) {
+        int64_t least = at;
+        for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
+            least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
+        }
+        if (least == at) {
+            return;
+        }
+        const int64_t swap = heap[at];
+        heap[at] = heap[least];
+        heap[least] = swap;
+        at = least;
+    }
+}
+
+static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
+    int64_t n_heap = 0;
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        if (r->next[k] < gcudai_run_end(r, k)) {
+            r->lo[n_heap++] = k;
+        }
+    }
+    for (int64_t at = n_heap / 2; at-- > 0;) {
+        gcudai_heap_down(r, at, n_heap);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t k = r->lo[0];
+        out[i] = r->keys[r->next[k]++];
+        if (r->next[k] == gcudai_run_end(r, k)) {
+            r->lo[0] = r->lo[--n_heap];
+        }
+        gcudai_heap_down(r, 0, n_heap);
+    }
+}
+
+static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
+    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), row = item / n_parts;
+    const int64_t i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+    uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
+    uint64_t * tmp = (uint64_t *) (void *) t->local;
+    if (t->phase == 0) {
+        gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
+        const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
+        if (sorted == tmp) {
+            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
+        }
+        return;
+    }
+    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
+    const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
+    gcudai_runs_seek(&runs, i0);
+    gcudai_runs_take(&runs, i1 - i0, tmp);
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
+}
+
+static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
+    const struct gcuda_sort_args * p = &args->sort;
+    const int64_t n = p->x.ne[0];
+    uint64_t * keys = (uint64_t *) (void *) t->local;
+    const bool in_parts = gcudai_is_sorted_in_parts(&p->x);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (in_parts) {
+            gcudai_argsort_part(p, t, item);
+        } else {
+            gcudai_sort_keys(p, item, 0, n, p->order == GCUDA_SORT_ORDER_DESC, keys);
+            gcudai_put_indices(&p->y, gcudai_row(&p->y, item), 0, n, gcudai_sort_u64(keys, keys + n, n));
+        }
+    }
+}
+
+static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
+    args->sort.x = gcudai_array(y->src[0]);
+    args->sort.y = gcudai_array(y);
+    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
+}
+
+static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
+    gcudai_set_param_i32(y, 0, (int32_t) order);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
+    const int32_t order = gcudai_param_i32(y, 0);
+    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
+        "order is %d, want ascending or descending", (int) order);
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    return gcudai_want_like(y, y->src[0]);
+}
+
+struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    if (k < 1 || k > a->ne[0]) {
+        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
+                               (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+    }
+    struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
+    if (order == NULL) {
+        return NULL;
+    }
+    const size_t * nb = order->nb;
+    return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
+}
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
+                 : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0],
+        (long long) a->ne[0]);
+    return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 4.0 * (double) y->src[0]->ne[0] + 10.0 * (double) y->ne[0] * gcudai_log2_steps(y->ne[0]);
+    w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
+}
+
+// The largest key is at the top, the last in descending order; at may be too small for its place.
+static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
+    const uint64_t key = heap[at];
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && heap[child + 1] > heap[child];
+        if (heap[child] <= key) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = key;
+}
+
+// A heap of the best k so far; most elements are refused by one comparison with its worst.
+static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap, const struct gcudai_task * t) {
+    const int64_t n = p->x.ne[0], k = p->y.ne[0];
+    const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
+    uint64_t keys[GCUDAI_PIECE];
+    double spent = 0.0;
+    gcudai_sort_keys(p, row, 0, k, true, heap);
+    for (int64_t at = k / 2; at-- > 0;) {
+        gcudai_key_heap_down(heap, at, k);
+        if (gcudai_stops(t, &spent, 40.0)) { return; }
+    }
+    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
+        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+        gcudai_sort_keys(p, row, i, i + m, true, keys);
+        for (int64_t j = 0; j < m; ++j) {
+            if (keys[j] < heap[0]) {
+                heap[0] = keys[j];
+                gcudai_key_heap_down(heap, 0, k);
+            }
+        }
+        if (gcudai_stops(t, &spent, step * (double) m)) { return; }
+    }
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
+}
+
+static void gcudai_top_k_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
+    for (int64_t row = t->i0; row < t->i1; ++row) {
+        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
+    }
+}
+
+// =====================================================================================================
+// >>impl-ops-train   cross entropy, optimizer steps
+// =====================================================================================================
+
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b) {
@@ -17501,9 +17606,9 @@ static void gcudai_opt_step_sgd_cpu(const union gcuda_args * args, const struct 
     }
 }
 
-// ---------------- end of ops-b ----------------
-
-// ---------------- mulmat: matrix products ----------------
+// =====================================================================================================
+// >>impl-ops-mul-mat   matrix products
+// =====================================================================================================
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -18073,79 +18178,9 @@ static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcud
     }
 }
 
-// ---------------- end of mulmat ----------------
-
-// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
-
-// One element of F32, F16 or BF16.
-static float gcudai_float_at(enum gcuda_type type, const char * p) {
-    float f;
-    gcuda_fp16_t h;
-    gcuda_bf16_t b;
-    if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p, sizeof(f));
-        return f;
-    }
-    if (type == GCUDA_TYPE_F16) {
-        memcpy(&h, p, sizeof(h));
-        return gcuda_fp16_to_fp32(h);
-    }
-    memcpy(&b, p, sizeof(b));
-    return gcuda_bf16_to_fp32(b);
-}
-
-// Element [i0, i1, i2, i3].
-static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-    return gcudai_float_at(a->type, gcudai_at(a, i1, i2, i3) + (size_t) i0 * a->nb[0]);
-}
-
-// n adjacent elements as floats: where they are if they are F32, else in buf.
-static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
-    if (type == GCUDA_TYPE_F32) {
-        return (const float *) (const void *) p;
-    }
-    gcudai_to_float(type)(p, buf, n);
-    return buf;
-}
-
-// a * b * c * d, or -1, which no shape accepts, when that is too large.
-static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
-    int64_t n = 0;
-    return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
-}
-
-// Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
-struct gcudai_stretch {
-    int64_t i0, n, i1, i2, i3;
-};
-
-#define GCUDAI_STRETCH_COST 1e6
-
-static int64_t gcudai_stretch_len(double element_cost) {
-    const double n = GCUDAI_STRETCH_COST / element_cost;
-    return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
-}
-
-static void gcudai_stretch_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
-    const int64_t len = gcudai_stretch_len(element_cost);
-    w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
-    w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
-}
-
-static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double element_cost, int64_t item) {
-    const int64_t len = gcudai_stretch_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
-    struct gcudai_stretch p;
-    p.i0 = item % per_row * len;
-    p.n = GCUDAI_MIN(len, ne[0] - p.i0);
-    p.i1 = row % ne[1];
-    p.i2 = row / ne[1] % ne[2];
-    p.i3 = row / ne[1] / ne[2];
-    return p;
-}
-
-static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcudai_stretch * p, const float * values) {
-    gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
-}
+// =====================================================================================================
+// >>impl-ops-attention   attention in one pass and its gradients
+// =====================================================================================================
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
@@ -18194,8 +18229,6 @@ gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t 
     if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
     return st;
 }
-
-static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const struct gcuda_tensor * q = y->src[0];
@@ -18972,7 +19005,9 @@ static void gcudai_flash_attn_ext_back_cpu(const union gcuda_args * args, const 
     }
 }
 
-// ---- convolutions ----
+// =====================================================================================================
+// >>impl-ops-conv   convolution, pooling, resampling
+// =====================================================================================================
 
 // Extent of a convolution's result along one axis; 0 when the parameters allow none.
 static int64_t gcudai_conv_extent(int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
@@ -20363,6 +20398,10 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
     }
 }
 
+// =====================================================================================================
+// >>impl-ops-recurrent   recurrences: state spaces, linear attention, triangular systems
+// =====================================================================================================
+
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { sx, c };
@@ -20962,7 +21001,9 @@ static void gcudai_solve_tri_cpu(const union gcuda_args * args, const struct gcu
     }
 }
 
-// ---------------- end of ops-c ----------------
+// =====================================================================================================
+// >>impl-registry   names and kinds of operations
+// =====================================================================================================
 
 // ---- the rows: the table made from GCUDA_OPS ----
 
@@ -20980,9 +21021,12 @@ static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op) {
     return (int) op >= 0 && (int) op < GCUDA_OP_COUNT ? &gcudai_ops[op] : NULL;
 }
 
-// =====================================================================================================
-// >>impl-registry   names and kinds of operations
-// =====================================================================================================
+// Name of the sub-operation of a UNARY or GLU node, NULL for others.
+static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
+    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
+           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
+                                   : NULL;
+}
 
 const char * gcuda_op_name(enum gcuda_op op) {
     const struct gcudai_op_info * info = gcudai_op_row(op);

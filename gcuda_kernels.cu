@@ -12,7 +12,7 @@
 //   >>k-norm            norms, soft_max, cumsum, rope, routing of experts
 //   >>k-conv-packed     packed image and weights of large convolutions, shared by parts 11 and 13
 //   >>k-conv            convolution, pooling, resampling
-//   >>k-ssm             recurrences: state spaces (chunked scan), linear attention, triangular systems
+//   >>k-recurrent       recurrences: state spaces (chunked scan), linear attention, triangular systems
 //   >>k-sort            argsort, top_k
 //   >>k-mul-mat         matrix products: the general kernel for every type, stride and size; code shared by all paths
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
@@ -10182,7 +10182,7 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_PART(12)
 // =====================================================================================================
-// >>k-ssm   recurrences: state spaces (chunked scan), linear attention, triangular systems
+// >>k-recurrent   recurrences: state spaces (chunked scan), linear attention, triangular systems
 // =====================================================================================================
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
