@@ -27089,7 +27089,7 @@ static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu);
 
 // When the device is lost, other devices may still be writing to memory that the caller is about to free.
-static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
+static gcuda_status gcudai_cuda_mark_lost(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
         snprintf(cu->why, sizeof(cu->why), "%.*s", (int) sizeof(cu->why) - 1, gcudai_message);
@@ -27098,7 +27098,7 @@ static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
     return st;
 }
 
-static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
+static gcuda_status gcudai_cuda_check_not_lost(const struct gcudai_cuda * cu) {
     return cu->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(cu->lost, "backend %s is lost after an earlier error (%s); free it", cu->device->name, cu->why);
@@ -27132,7 +27132,7 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
         snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
             st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
     }
-    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
+    return gcudai_cuda_mark_lost(cu, gcudai_node_fail(st, node, "%s", before));
 }
 
 // ---- waiting for all backends ----
@@ -29562,7 +29562,7 @@ static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
             const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {
-                return gcudai_cuda_note(cu,
+                return gcudai_cuda_mark_lost(cu,
                     gcudai_cuda_fail(err, "cudaStreamSynchronize", i, "products with row-split weights"));
             }
         }
@@ -29921,7 +29921,7 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
         GCUDAI_TRY(gcudai_cuda_enter_of(&scope, shares[i].cu->device));
         st = gcudai_cuda_share_do(cu, &shares[i], step, c, &y);
         if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
-            st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
+            st = gcudai_cuda_mark_lost(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
         }
         gcudai_cuda_leave(&scope);
     }
@@ -30013,7 +30013,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
-        (void) gcudai_cuda_note(cu, st);
+        (void) gcudai_cuda_mark_lost(cu, st);
         gcudai_cuda_sides_settle(cu);
     }
     for (int i = 0; i < n; ++i) {
@@ -34047,7 +34047,7 @@ static gcuda_status gcudai_cuda_plan_create(
     struct gcudai_cuda_plan * plan = NULL;
     *result = NULL;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
     const gcuda_status st = gcudai_cuda_enter_of(&scope, cu->device);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -34071,7 +34071,7 @@ static gcuda_status gcudai_cuda_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const gcuda_status st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph);
     gcudai_cuda_leave(&scope);
@@ -34102,11 +34102,11 @@ static gcuda_status gcudai_cuda_plan_compute(gcuda_backend_t backend, gcuda_back
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_plan * p = (struct gcudai_cuda_plan *) plan;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_note_capture(cu);
     gcuda_status st = gcudai_cuda_goes_by_node(cu) ? gcudai_cuda_plan_by_node(cu, p) : gcudai_cuda_plan_run(cu, p);
-    st = gcudai_cuda_note(cu, st);
+    st = gcudai_cuda_mark_lost(cu, st);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -34221,12 +34221,12 @@ static gcuda_status gcudai_cuda_compute_planned(struct gcudai_cuda * cu, const s
 static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_note_capture(cu);
     const bool by_node = gcudai_cuda_goes_by_node(cu) || cu->plans.max_plans < 0;
     gcuda_status st = by_node ? gcudai_cuda_run_nodes(cu, graph) : gcudai_cuda_compute_planned(cu, graph);
-    st = gcudai_cuda_note(cu, st);
+    st = gcudai_cuda_mark_lost(cu, st);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -34289,7 +34289,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // The status of a call on the backend's stream.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
+                              : gcudai_cuda_mark_lost(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -34309,7 +34309,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     if (!cu->owns_stream && gcudai_cuda_is_captured(cu)) { // waiting would spoil the capture
         gcudai_cuda_leave(&scope);
@@ -34348,7 +34348,7 @@ static gcuda_status gcudai_cuda_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
@@ -34361,7 +34361,7 @@ static gcuda_status gcudai_cuda_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
@@ -34371,14 +34371,14 @@ static gcuda_status gcudai_cuda_get_async(
 }
 
 // Which of two backends a failed copy between them has lost: ask both.
-static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_cuda * b, gcuda_status st) {
+static gcuda_status gcudai_cuda_mark_lost_both(struct gcudai_cuda * a, struct gcudai_cuda * b, gcuda_status st) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
         struct gcudai_cuda * cu = i == 0 ? a : b;
         const bool is_in = gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS;
         const cudaError_t err = is_in ? cudaStreamQuery(cu->stream) : cudaSuccess;
         (void) gcudai_cuda_went_well(err);
-        if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_note(cu, st); }
+        if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_mark_lost(cu, st); }
         if (is_in) { gcudai_cuda_leave(&scope); }
     }
     return st;
@@ -34422,8 +34422,8 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
     if (from->device != to->device && (from->device->context != NULL || to->device->context != NULL)) {
         return GCUDA_STATUS_UNSUPPORTED; // from context to context: through the host
     }
-    GCUDAI_TRY(gcudai_cuda_alive(from));
-    GCUDAI_TRY(gcudai_cuda_alive(to));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(from));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(to));
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (from->device == to->device) {
         st = gcudai_cuda_copy_within(from, src, dst);
@@ -34431,7 +34431,7 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
         const size_t size = gcuda_nbytes(dst);
         const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1, 0 };
         st = gcudai_cuda_name_copy(gcudai_cuda_send(from, to, move, from->stream), src->name, from->device->index, to->device->index);
-        st = gcudai_cuda_note_both(from, to, st);
+        st = gcudai_cuda_mark_lost_both(from, to, st);
     }
     return st == GCUDA_STATUS_SUCCESS && from != to ? gcudai_cuda_wait_for_copy(from, to, dst->name) : st;
 }
@@ -34439,7 +34439,7 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
 static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (event->device != &cu->device->device) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
             gcuda_backend_dev_name(event->device), cu->device->name);
@@ -34453,7 +34453,7 @@ static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_back
 static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
             cu->device->name, gcuda_backend_dev_name(event->device));
@@ -34693,7 +34693,7 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_cancel_close(cu);
-    const gcuda_status st = callback != NULL ? gcudai_cuda_note(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
+    const gcuda_status st = callback != NULL ? gcudai_cuda_mark_lost(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
     if (st == GCUDA_STATUS_SUCCESS) {
         cu->cancel.callback = callback;
         cu->cancel.data = data;
@@ -34750,10 +34750,10 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
     GCUDAI_TRY(gcudai_want_aligned(y, y));
     for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_note_capture(cu);
-    const gcuda_status st = gcudai_cuda_note(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
+    const gcuda_status st = gcudai_cuda_mark_lost(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -35134,7 +35134,7 @@ static void gcudai_job_fail(struct gcuda_cuda_uploader * up, struct gcudai_uploa
     }
 }
 
-static gcuda_status gcudai_uploader_alive(const struct gcuda_cuda_uploader * up) {
+static gcuda_status gcudai_uploader_check_not_lost(const struct gcuda_cuda_uploader * up) {
     return up->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(up->lost, "uploader of %s: the device was lost in an earlier copy", up->device->name);
@@ -35171,7 +35171,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
     for (; up->unplanned != NULL; up->unplanned = up->unplanned->next) {
         struct gcudai_upload_job * job = up->unplanned;
         if (job->status == GCUDA_STATUS_SUCCESS) {
-            const gcuda_status st = gcudai_uploader_alive(up);
+            const gcuda_status st = gcudai_uploader_check_not_lost(up);
             if (st != GCUDA_STATUS_SUCCESS) { gcudai_job_fail(up, job, st); }
         }
         if (job->status != GCUDA_STATUS_SUCCESS) { // drops the rest
@@ -35442,7 +35442,7 @@ static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const 
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, what));
     if (size > 0) { GCUDAI_TRY(gcudai_uploader_check(up, tensor, what)); }
     gcudai_mutex_lock(&up->lock);
-    gcuda_status st = gcudai_uploader_alive(up);
+    gcuda_status st = gcudai_uploader_check_not_lost(up);
     struct gcudai_upload_job * job = st == GCUDA_STATUS_SUCCESS && size > 0 ? gcudai_uploader_new_job(up) : NULL;
     if (job != NULL) {
         job->on_device = (char *) tensor->data + offset;
@@ -35511,7 +35511,7 @@ gcuda_status gcuda_cuda_upload_event_wait(
     struct gcudai_cuda_scope scope;
     gcuda_cuda_ticket meant = 0;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_event_wait", &meant));
     struct gcudai_upload_job * job = gcudai_uploader_find(uploader->head, meant);
     while (job != NULL && job->handed_over < job->size) {
@@ -35540,7 +35540,7 @@ gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcud
         return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL")
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
     if (st == GCUDA_STATUS_SUCCESS) {
@@ -35852,7 +35852,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const gcuda_status st = gcudai_cuda_profile_start(cu);
     gcudai_cuda_leave(&scope);
@@ -36096,7 +36096,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     struct gcudai_cuda_buffer b;
     size_t size = 0;
     GCUDAI_ZERO(b);
-    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS ||
+    if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS ||
         gcudai_cuda_check_memory(memory, &size) != GCUDA_STATUS_SUCCESS ||
         gcudai_cuda_enter_of(&scope, cu->device) != GCUDA_STATUS_SUCCESS) {
         return NULL;
@@ -36105,7 +36105,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     gcuda_backend_buffer_t buffer = NULL;
     if (gcudai_cuda_is_fd(memory->type) && fd < 0) {
         gcudai_fail(GCUDA_STATUS_IO, "import_memory: descriptor %d cannot be copied", memory->fd);
-    } else if (gcudai_cuda_note(cu, gcudai_cuda_map_external(cu->device, memory, size, fd, &b)) == GCUDA_STATUS_SUCCESS) {
+    } else if (gcudai_cuda_mark_lost(cu, gcudai_cuda_map_external(cu->device, memory, size, fd, &b)) == GCUDA_STATUS_SUCCESS) {
         buffer = gcudai_cuda_buffer_new(cu->device, b.ptr, size, NULL);
     }
     if (buffer != NULL) {
@@ -36152,7 +36152,7 @@ static gcuda_status gcudai_cuda_import_semaphore(struct gcudai_cuda * cu,
 gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_semaphore");
-    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
     if (semaphore == NULL) {
         gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
         return NULL;
@@ -36188,7 +36188,7 @@ static gcuda_status gcudai_cuda_semaphore_use(
     struct cudaExternalSemaphoreWaitParams wait;
     struct cudaExternalSemaphoreSignalParams signal;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (s == NULL || s->device != cu->device) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
             s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
