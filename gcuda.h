@@ -25487,7 +25487,7 @@ static cudaError_t gcudai_cuda_query_failed(void) {
 }
 
 // A failure here is an answer: its error is cleared, so that no later call reports it.
-static bool gcudai_cuda_went_well(cudaError_t err) {
+static bool gcudai_cuda_ok_or_clear(cudaError_t err) {
     if (err != cudaSuccess) {
         (void) cudaGetLastError();
     }
@@ -27141,7 +27141,7 @@ static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while 
 
 static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
+    return gcudai_cuda_ok_or_clear(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
 }
 
 // Whether the backend's stream is being captured: then nothing may be allocated or waited for.
@@ -27160,9 +27160,9 @@ static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
         cu->settled = mark;
         if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
             if (!gcudai_cuda_is_captured(cu) &&
-                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
-                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
+                !(gcudai_cuda_ok_or_clear(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
+                    gcudai_cuda_ok_or_clear(cudaEventRecord(*event, cu->stream)))) {
+                (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize()); // without an event there is only this
             }
             gcudai_cuda_leave(&scope);
         }
@@ -27180,8 +27180,8 @@ static void gcudai_cuda_settle(void) {
     gcudai_mutex_unlock(&gcudai_g.lock);
     while (gcudai_cuda_settle_next(mark, &event)) {
         if (event != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(event));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(event));
         }
     }
 }
@@ -27224,20 +27224,20 @@ static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
                   &p->host) == GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < 2 && ok; ++i) {
         const int d = p->device[i];
-        ok = gcudai_cuda_went_well(gcudai_cuda_select(d)) &&
+        ok = gcudai_cuda_ok_or_clear(gcudai_cuda_select(d)) &&
              gcudai_cuda_take(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
                  what, &p->memory[i]) == GCUDA_STATUS_SUCCESS &&
-             gcudai_cuda_went_well(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
+             gcudai_cuda_ok_or_clear(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
     }
     return ok;
 }
 
 static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        (void) gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]));
+        (void) gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[i]));
         if (p->stream[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
-            (void) gcudai_cuda_went_well(cudaStreamDestroy(p->stream[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(p->stream[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(p->stream[i]));
         }
         gcudai_cuda_give(&p->memory[i]);
     }
@@ -27245,7 +27245,7 @@ static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
 }
 
 static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cudaError_t err) {
-    return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
+    return gcudai_cuda_ok_or_clear(err) && gcudai_cuda_ok_or_clear(cudaStreamSynchronize(p->stream[i]));
 }
 
 // Copies a fresh pattern from one device to the other, on a stream of either, and compares. Waits for each step.
@@ -27270,7 +27270,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
-        if (!gcudai_cuda_went_well(gcudai_cuda_select(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
+        if (!gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
             if (p->reason[0] == '\0') {
                 snprintf(p->reason, sizeof(p->reason), "a pattern copied %s from CUDA%d to CUDA%d did not come through",
                     how, p->device[from], p->device[1 - from]);
@@ -27297,7 +27297,7 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
 static bool gcudai_cuda_is_linked(int device, int peer) {
     int has_atomics = 0;
     return gcudai_cuda_is_one(device, peer) ||
-           (gcudai_cuda_went_well(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
+           (gcudai_cuda_ok_or_clear(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
                 gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
 }
 
@@ -27307,7 +27307,7 @@ static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
         cudaError_t err = gcudai_cuda_select(p->device[i]);
         err = err == cudaSuccess ? cudaDeviceEnablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i]), 0) : err;
         p->is_ours[i] = err == cudaSuccess;
-        if (!gcudai_cuda_went_well(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
+        if (!gcudai_cuda_ok_or_clear(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
             snprintf(p->reason, sizeof(p->reason), "CUDA%d was not given access to CUDA%d: %s", p->device[i],
                 p->device[1 - i], cudaGetErrorName(err));
             return false;
@@ -27318,8 +27318,8 @@ static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
 
 static void gcudai_cuda_probe_disable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        if (p->is_ours[i] && gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i])));
+        if (p->is_ours[i] && gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[i]))) {
+            (void) gcudai_cuda_ok_or_clear(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i])));
         }
         p->is_ours[i] = false;
     }
@@ -27329,7 +27329,7 @@ static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p)
     for (int i = 0; i < 2; ++i) {
         int can = 0;
         p->is_possible[i] =
-            gcudai_cuda_went_well(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
+            gcudai_cuda_ok_or_clear(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
         p->is_linked[i] = p->is_possible[i] && gcudai_cuda_is_linked(p->device[i], p->device[1 - i]);
         if (!p->is_possible[i]) {
             snprintf(p->reason, sizeof(p->reason), "the driver offers CUDA%d no access to CUDA%d", p->device[i],
@@ -27429,14 +27429,14 @@ static void gcudai_cuda_peers_forget(void) {
         }
         if (before < 0) {
             if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxGetCurrent(&context); }
-            before = gcudai_cuda_went_well(cudaGetDevice(&before)) ? before : 0;
+            before = gcudai_cuda_ok_or_clear(cudaGetDevice(&before)) ? before : 0;
         }
-        if (gcudai_cuda_went_well(gcudai_cuda_select(device))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(peer)));
+        if (gcudai_cuda_ok_or_clear(gcudai_cuda_select(device))) {
+            (void) gcudai_cuda_ok_or_clear(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(peer)));
         }
     }
     if (before >= 0) {
-        (void) gcudai_cuda_went_well(cudaSetDevice(before));
+        (void) gcudai_cuda_ok_or_clear(cudaSetDevice(before));
         if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxSetCurrent(context); }
     }
     GCUDAI_ZERO(gcudai_cuda_pairs);
@@ -27540,12 +27540,12 @@ struct gcudai_cuda_stage {
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->filled[i]));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(s->filled[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(s->filled[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(s->filled[i]));
         }
         if (s->emptied[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->emptied[i]));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(s->emptied[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(s->emptied[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(s->emptied[i]));
         }
     }
     if (s != NULL) { gcudai_cuda_give(&s->host); }
@@ -27736,7 +27736,7 @@ static gcuda_status gcudai_cuda_copy_across(
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
-        if (!gcudai_cuda_went_well(err) && st == GCUDA_STATUS_SUCCESS) {
+        if (!gcudai_cuda_ok_or_clear(err) && st == GCUDA_STATUS_SUCCESS) {
             st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "waiting for the copy");
         }
     }
@@ -28115,7 +28115,7 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
 
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
-        (void) gcudai_cuda_went_well(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
+        (void) gcudai_cuda_ok_or_clear(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
     }
     gcudai_dl_close(c->library);
     gcudai_free(c->aside);
@@ -28167,7 +28167,7 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
         // the stream and the workspace are about to be freed
-        (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
+        (void) gcudai_cuda_ok_or_clear(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
         gcudai_cuda_found.parked = c->aside;
@@ -29527,9 +29527,9 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
 // All that a side, or a backend that is freed, has been given. Its device is current.
 static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
     for (int i = 0; i < 2; ++i) {
-        if (side->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->copies[i])); }
+        if (side->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(side->copies[i])); }
     }
-    (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->stream));
+    (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(side->stream));
 }
 
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
@@ -29542,14 +29542,14 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
             if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
+                (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize());
             } else {
                 gcudai_cuda_side_wait(cu->sides[i]);
             }
             gcudai_cuda_leave(&scope);
         }
     }
-    if (has_sides) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream)); }
+    if (has_sides) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->stream)); }
     (void) gcudai_error_report(&failure);
 }
 
@@ -30949,8 +30949,8 @@ static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_sta
 static void gcudai_cuda_cancel_close(struct gcudai_cuda * cu) {
     for (int i = 0; i < GCUDAI_CUDA_CHUNKS; ++i) {
         struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
-        if (k->begin != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->begin)); }
-        if (k->end != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->end)); }
+        if (k->begin != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(k->begin)); }
+        if (k->end != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(k->end)); }
     }
     GCUDAI_ZERO(cu->cancel);
 }
@@ -33316,7 +33316,7 @@ static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gc
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_lane_wait(cu, plan, cu, plan->wait) : st;
     for (int l = 1; l < plan->n_lanes && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
-        (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
+        (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
     }
     return st;
 }
@@ -33658,13 +33658,13 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
 }
 
 static void gcudai_cuda_plan_drop_graph(struct gcudai_cuda_plan * plan) {
-    if (plan->graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(plan->graph)); }
+    if (plan->graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(plan->graph)); }
     plan->graph = NULL;
 }
 
 static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_graph(plan);
-    if (plan->exec != NULL) { (void) gcudai_cuda_went_well(cudaGraphExecDestroy(plan->exec)); }
+    if (plan->exec != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphExecDestroy(plan->exec)); }
     plan->exec = NULL;
     plan->is_exec_current = false;
 }
@@ -33741,7 +33741,7 @@ static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * las
     const cudaError_t err = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, NULL, &nodes, &n);
 #endif
     *last = err == cudaSuccess && n == 1 ? nodes[0] : NULL;
-    return gcudai_cuda_went_well(err) && n <= 1;
+    return gcudai_cuda_ok_or_clear(err) && n <= 1;
 }
 
 // All steps, or those that are new alone, one after the other.
@@ -33830,7 +33830,7 @@ static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
     cudaGraphExecUpdateResultInfo info;
     GCUDAI_ZERO(info);
-    if (plan->exec != NULL && !plan->is_patchable && gcudai_cuda_went_well(cudaGraphExecUpdate(plan->exec, graph, &info))) {
+    if (plan->exec != NULL && !plan->is_patchable && gcudai_cuda_ok_or_clear(cudaGraphExecUpdate(plan->exec, graph, &info))) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcudai_cuda_plan_drop_exec(plan);
@@ -33846,7 +33846,7 @@ static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcu
     if (st == GCUDA_STATUS_SUCCESS && plan->is_patchable) {
         plan->graph = graph;
     } else if (graph != NULL) {
-        (void) gcudai_cuda_went_well(cudaGraphDestroy(graph));
+        (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph));
     }
     GCUDAI_TRY(st);
     gcudai_cuda_plan_is_current(cu, plan);
@@ -33882,14 +33882,14 @@ static bool gcudai_cuda_node_before(cudaGraphNode_t * node) {
     const cudaError_t err = cudaGraphNodeGetDependencies(*node, before, &n);
 #endif
     *node = n == 0 ? NULL : before[0];
-    return gcudai_cuda_went_well(err) && n <= 1;
+    return gcudai_cuda_ok_or_clear(err) && n <= 1;
 }
 
 // Node `to` of exec takes over the arguments of node `from`. Another kernel may want more than arguments.
 static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cudaGraphNode_t from) {
     struct cudaKernelNodeParams old, now;
-    return gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(to, &old)) && gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(from, &now)) &&
-           now.func == old.func && gcudai_cuda_went_well(cudaGraphExecKernelNodeSetParams(exec, to, &now));
+    return gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(to, &old)) && gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(from, &now)) &&
+           now.func == old.func && gcudai_cuda_ok_or_clear(cudaGraphExecKernelNodeSetParams(exec, to, &now));
 }
 
 // Goes backwards from the last nodes of step i in both graphs to those of the previous step, which is another one in each.
@@ -33914,7 +33914,7 @@ static bool gcudai_cuda_plan_patch(struct gcudai_cuda * cu, struct gcudai_cuda_p
         is_ok = gcudai_cuda_step_patch(plan, i, before);
         before = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
     }
-    if (graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(graph)); }
+    if (graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph)); }
     if (is_ok) { gcudai_cuda_plan_is_current(cu, plan); }
     cu->plans.stats.n_patched += is_ok;
     return is_ok;
@@ -34249,9 +34249,9 @@ static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct
 
 static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
     gcudai_cuda_cache_clear(cu);
-    if (cu->plans.stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->plans.stream)); }
+    if (cu->plans.stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->plans.stream)); }
     cu->plans.stream = NULL;
-    for (size_t i = 0; i < cu->plans.n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->plans.events[i])); }
+    for (size_t i = 0; i < cu->plans.n_events; ++i) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->plans.events[i])); }
     gcudai_free(cu->plans.events);
     cu->plans.events = NULL;
     cu->plans.n_events = cu->plans.cap_events = 0;
@@ -34377,7 +34377,7 @@ static gcuda_status gcudai_cuda_mark_lost_both(struct gcudai_cuda * a, struct gc
         struct gcudai_cuda * cu = i == 0 ? a : b;
         const bool is_in = gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS;
         const cudaError_t err = is_in ? cudaStreamQuery(cu->stream) : cudaSuccess;
-        (void) gcudai_cuda_went_well(err);
+        (void) gcudai_cuda_ok_or_clear(err);
         if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_mark_lost(cu, st); }
         if (is_in) { gcudai_cuda_leave(&scope); }
     }
@@ -34489,13 +34489,13 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cuda_profile_free(cu->profile);
     gcudai_cuda_cancel_close(cu);
     for (int i = 0; i < 2; ++i) {
-        if (cu->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->copies[i])); }
+        if (cu->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->copies[i])); }
     }
-    if (cu->copied != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->copied)); }
-    if (cu->waited != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->waited)); }
+    if (cu->copied != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->copied)); }
+    if (cu->waited != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->waited)); }
     gcudai_cuda_give(&cu->flags);
     gcudai_cuda_give(&cu->flags_host);
-    if (cu->owns_stream) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->stream)); }
+    if (cu->owns_stream) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->stream)); }
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(cu->device);
     gcudai_free(cu);
@@ -35565,12 +35565,12 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
     }
     for (int i = 0; i < up->n_threads; ++i) { gcudai_thread_join(&up->threads[i]); }
     const bool is_in = gcudai_cuda_enter_of(&scope, up->device) == GCUDA_STATUS_SUCCESS;
-    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(up->stream)); }
+    if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(up->stream)); }
     for (int i = 0; i < up->n_slots; ++i) {
-        if (up->slots[i].event != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(up->slots[i].event)); }
+        if (up->slots[i].event != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(up->slots[i].event)); }
         gcudai_cuda_give(&up->slots[i].piece);
     }
-    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(up->stream)); }
+    if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(up->stream)); }
     if (is_in) { gcudai_cuda_leave(&scope); }
     if (up->has_changed) { gcudai_cond_destroy(&up->changed); }
     if (up->has_lock) { gcudai_mutex_destroy(&up->lock); }
@@ -35706,9 +35706,9 @@ static void gcudai_nvtx_pop(void) {}
 static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p) {
     if (p == NULL) { return; }
     for (int i = 0; i < 2; ++i) {
-        if (p->starts[i] != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->starts[i])); }
+        if (p->starts[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(p->starts[i])); }
     }
-    for (int i = 0; i < p->n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->events[i])); }
+    for (int i = 0; i < p->n_events; ++i) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(p->events[i])); }
     gcudai_free(p->events);
     gcudai_free(p->records);
     gcudai_free(p);
