@@ -22418,13 +22418,13 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
 struct gcudai_free_block {
     size_t offset, size;
 };
-struct gcudai_dyn {
+struct gcudai_free_list {
     struct gcudai_free_block * blocks; // sorted by offset; the last one is the open end
     size_t n, cap;
     size_t alignment, max_size;
 };
 
-static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
+static gcuda_status gcudai_free_list_reset(struct gcudai_free_list * d, size_t alignment) {
     d->n = 0;
     GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, 1, sizeof(*d->blocks)));
     d->n = 1;
@@ -22435,14 +22435,14 @@ static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_dyn_remove(struct gcudai_dyn * d, size_t i) {
+static void gcudai_free_list_remove(struct gcudai_free_list * d, size_t i) {
     GCUDA_ASSERT(i < d->n && d->n > 1); // the open end is always there
     memmove(&d->blocks[i], &d->blocks[i + 1], (d->n - i - 1) * sizeof(*d->blocks));
     d->n--;
 }
 
 // The open end comes last, which keeps the total small; of equal blocks the later one.
-static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t * offset) {
+static gcuda_status gcudai_free_list_alloc(struct gcudai_free_list * d, size_t size, size_t * offset) {
     size_t best = d->n - 1;
     size = gcudai_pad(size, d->alignment);
     *offset = 0;
@@ -22463,13 +22463,13 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
     b->offset += size;
     b->size -= size;
     if (b->size == 0 && best + 1 < d->n) {
-        gcudai_dyn_remove(d, best);
+        gcudai_free_list_remove(d, best);
     }
     d->max_size = GCUDAI_MAX(d->max_size, *offset + size);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t size) {
+static gcuda_status gcudai_free_list_free(struct gcudai_free_list * d, size_t offset, size_t size) {
     size_t i = 0;
     size = gcudai_pad(size, d->alignment);
     if (size == 0) {
@@ -22485,7 +22485,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
     if (joins_before) {
         d->blocks[i - 1].size += size + (joins_after ? d->blocks[i].size : 0);
         if (joins_after) {
-            gcudai_dyn_remove(d, i);
+            gcudai_free_list_remove(d, i);
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22505,7 +22505,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
 // ---- graph allocator ----
 
 // Life of a tensor while the graph is measured.
-struct gcudai_life {
+struct gcudai_lifetime {
     int n_children; // sources still to come that name it
     int n_views;    // views of it that may still be read
     int buffer_id;
@@ -22518,7 +22518,7 @@ struct gcudai_life {
     int node_at, dies_at; // indices of nodes. node_at -1: listed more than once, so its position is ambiguous
 };
 
-struct gcudai_held { // memory of a branch, not yet for others
+struct gcudai_deferred_free { // memory of a branch, not yet for others
     int buffer_id;
     size_t offset, size;
 };
@@ -22537,9 +22537,9 @@ struct gcuda_gallocr {
     gcuda_backend_buffer_type_t * bufts;
     int * owner; // first entry with the same type: it holds the buffer
     gcuda_backend_buffer_t * buffers;
-    struct gcudai_dyn * dyns;
+    struct gcudai_free_list * dyns;
     struct gcudai_tensor_map map;
-    struct gcudai_life * lives; // by index in map
+    struct gcudai_lifetime * lives; // by index in map
     size_t n_lives;
     struct gcudai_node_places * nodes; // the plan
     struct gcudai_place * leafs;
@@ -22548,7 +22548,7 @@ struct gcuda_gallocr {
     uint64_t structure; // of the planned graph
     bool has_plan;
     bool keeps_branches; // see gcuda_gallocr_set_concurrent
-    struct gcudai_held * held;
+    struct gcudai_deferred_free * held;
     size_t n_held, cap_held;
     int region, region_nodes, n_live; // n_live: of the region's results, those still to be read
     bool checks, is_watching; // see gcuda_gallocr_set_check; is_watching: the lives belong to the placed graph
@@ -22660,7 +22660,7 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
     g->bufts = (gcuda_backend_buffer_type_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->bufts));
     g->owner = (int *) gcudai_calloc((size_t) n_bufs, sizeof(*g->owner));
     g->buffers = (gcuda_backend_buffer_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->buffers));
-    g->dyns = (struct gcudai_dyn *) gcudai_calloc((size_t) n_bufs, sizeof(*g->dyns));
+    g->dyns = (struct gcudai_free_list *) gcudai_calloc((size_t) n_bufs, sizeof(*g->dyns));
     bool is_ok = g->bufts != NULL && g->owner != NULL && g->buffers != NULL && g->dyns != NULL;
     for (int i = 0; i < n_bufs && is_ok; ++i) {
         g->bufts[i] = bufts[i];
@@ -22698,7 +22698,7 @@ void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent) {
 
 gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft) { return gcuda_gallocr_new_n(&buft, 1); }
 
-static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+static struct gcudai_lifetime * gcudai_lifetime_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     return &g->lives[gcudai_map_get(&g->map, t)];
 }
 
@@ -22771,7 +22771,7 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
         if (p == NULL || p->view_src != NULL || (p->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcudai_same_layout(t, p)) {
             continue;
         }
-        const struct gcudai_life * life = gcudai_life_of(g, p);
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, p);
         if (life->is_allocated && life->n_children == 1 && life->n_views == 0 &&
             g->owner[life->buffer_id] == g->owner[buffer_id]) {
             return p;
@@ -22781,18 +22781,18 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
 }
 
 static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
-    struct gcudai_life * life = gcudai_life_of(g, t);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
     if (!gcudai_is_ours(t) || life->is_allocated) {
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcuda_tensor * p = gcudai_reusable(g, t, buffer_id);
     if (p != NULL) {
-        struct gcudai_life * parent = gcudai_life_of(g, p);
+        struct gcudai_lifetime * parent = gcudai_lifetime_of(g, p);
         life->offset = parent->offset;
         parent->is_allocated = false;
     } else {
         GCUDAI_TRY(
-            gcudai_dyn_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
+            gcudai_free_list_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
     }
     life->buffer_id = buffer_id;
     life->is_allocated = true;
@@ -22800,7 +22800,7 @@ static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_te
 }
 
 static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
-    struct gcudai_life * life = gcudai_life_of(g, t);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
     if (!life->is_allocated || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22810,8 +22810,8 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         life->dies_at = g->at;
         return GCUDA_STATUS_SUCCESS;
     }
-    const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
-    if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
+    const struct gcudai_deferred_free held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
+    if (!g->keeps_branches) { return gcudai_free_list_free(&g->dyns[held.buffer_id], held.offset, held.size); }
     GCUDAI_TRY(gcudai_array_reserve(&g->held, &g->cap_held, g->n_held + 1, sizeof(*g->held)));
     g->held[g->n_held++] = held;
     return GCUDA_STATUS_SUCCESS;
@@ -22820,21 +22820,21 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
 // The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
 // separate lifetime: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
-    const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
+    const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_lifetime_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
 }
 
 // The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
 static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
-    struct gcudai_life * life = gcudai_life_of(g, read);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, read);
     if (--life->n_children > 0 || life->n_views > 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     if (read->view_src == NULL) {
         return gcudai_gallocr_drop(g, read);
     }
-    struct gcudai_life * owner = gcudai_life_of(g, src->view_src);
+    struct gcudai_lifetime * owner = gcudai_lifetime_of(g, src->view_src);
     if (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22842,20 +22842,20 @@ static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda
     return owner->n_views == 0 && owner->n_children == 0 ? gcudai_gallocr_drop(g, src->view_src) : GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_gallocr_is_live(const struct gcudai_life * life) { return life->n_children > 0 || life->n_views > 0; }
+static bool gcudai_gallocr_is_live(const struct gcudai_lifetime * life) { return life->n_children > 0 || life->n_views > 0; }
 
 // Behind a node that alone of all since the last such node is still to be read, or the 64th, what was freed in between is free.
 static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     enum { REGION = 64 };
     if (!g->keeps_branches) { return GCUDA_STATUS_SUCCESS; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcudai_life * life = t->src[k] != NULL ? gcudai_life_of(g, t->src[k]->view_src ? t->src[k]->view_src : t->src[k]) : NULL;
+        struct gcudai_lifetime * life = t->src[k] != NULL ? gcudai_lifetime_of(g, t->src[k]->view_src ? t->src[k]->view_src : t->src[k]) : NULL;
         if (life != NULL && life->live_in == g->region && !gcudai_gallocr_is_live(life)) {
             life->live_in = 0;
             g->n_live--;
         }
     }
-    struct gcudai_life * own = gcudai_life_of(g, t->view_src ? t->view_src : t);
+    struct gcudai_lifetime * own = gcudai_lifetime_of(g, t->view_src ? t->view_src : t);
     if (gcudai_is_noop(t)) { return GCUDA_STATUS_SUCCESS; }
     if (gcudai_gallocr_is_live(own) && own->live_in != g->region) {
         own->live_in = g->region;
@@ -22867,8 +22867,8 @@ static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcud
     g->n_live = 1;
     g->region_nodes = 1;
     while (g->n_held > 0) {
-        const struct gcudai_held * h = &g->held[--g->n_held];
-        GCUDAI_TRY(gcudai_dyn_free(&g->dyns[h->buffer_id], h->offset, h->size));
+        const struct gcudai_deferred_free * h = &g->held[--g->n_held];
+        GCUDAI_TRY(gcudai_free_list_free(&g->dyns[h->buffer_id], h->offset, h->size));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22878,18 +22878,18 @@ static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
 // Marks listed tensors as leafs or nodes. A tensor listed twice has one address and keeps it to the end.
 static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
     for (int i = 0; i < graph->n_leafs; ++i) {
-        struct gcudai_life * life = gcudai_life_of(g, graph->leafs[i]);
+        struct gcudai_lifetime * life = gcudai_lifetime_of(g, graph->leafs[i]);
         life->n_children += life->is_listed;
         life->is_listed = true;
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        struct gcudai_life * life = gcudai_life_of(g, t);
+        struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
         if (life->is_listed) {
             life->n_children++;
             life->is_again = true;
         } else if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
-            gcudai_life_of(g, t->view_src)->n_views++;
+            gcudai_lifetime_of(g, t->view_src)->n_views++;
         }
         life->is_listed = life->is_node = true;
     }
@@ -22897,10 +22897,10 @@ static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * g
 
 static void gcudai_gallocr_count_read(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
-    struct gcudai_life * life = gcudai_life_of(g, read);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, read);
     life->n_children++;
     life->n_views += read != src && (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0; // never released
-    gcudai_life_of(g, src)->is_read = true;
+    gcudai_lifetime_of(g, src)->is_read = true;
 }
 
 static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids) {
@@ -22922,8 +22922,8 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
     }
     for (int i = 0; i < graph->n_leafs; ++i) { // a view that is a result itself keeps its owner
         const struct gcuda_tensor * t = graph->leafs[i];
-        if (t->view_src != NULL && (!gcudai_life_of(g, t)->is_read || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT))) {
-            gcudai_life_of(g, t->view_src)->n_views++;
+        if (t->view_src != NULL && (!gcudai_lifetime_of(g, t)->is_read || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT))) {
+            gcudai_lifetime_of(g, t->view_src)->n_views++;
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22940,7 +22940,7 @@ static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct g
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
         const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
         if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
-        const struct gcudai_life * life = gcudai_life_of(g, owner);
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, owner);
         if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
             return gcudai_fail_uncomputed(t, owner);
         }
@@ -22977,7 +22977,7 @@ static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph
 static struct gcudai_place gcudai_gallocr_place(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     struct gcudai_place p = { -1, 0, 0 };
     if (t != NULL && gcudai_is_ours(t)) {
-        const struct gcudai_life * life = gcudai_life_of(g, t);
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
         p.buffer_id = life->buffer_id;
         p.offset = life->offset;
         p.size = gcudai_gallocr_size(g, t, life->buffer_id);
@@ -22990,7 +22990,7 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
         g->at = i;
-        gcudai_life_of(g, t)->node_at = gcudai_life_of(g, t)->is_again ? -1 : i;
+        gcudai_lifetime_of(g, t)->node_at = gcudai_lifetime_of(g, t)->is_again ? -1 : i;
         GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
@@ -22998,7 +22998,7 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
             }
         }
         GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
-        gcudai_life_of(g, t)->is_computed = true;
+        gcudai_lifetime_of(g, t)->is_computed = true;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
@@ -23037,7 +23037,7 @@ static gcuda_status gcudai_gallocr_plan(
     GCUDAI_TRY(gcudai_array_zeroed(&g->nodes, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
     GCUDAI_TRY(gcudai_array_zeroed(&g->leafs, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
     for (int i = 0; i < g->n_bufs; ++i) {
-        GCUDAI_TRY(gcudai_dyn_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
+        GCUDAI_TRY(gcudai_free_list_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
     }
     for (int i = 0; i < graph->n_leafs; ++i) {
         GCUDAI_TRY(gcudai_gallocr_take(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
@@ -23125,13 +23125,13 @@ static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcu
 
 enum { GCUDAI_CHECK_BYTE = 0xff };
 
-static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_life * life) {
+static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_lifetime * life) {
     life->is_filled = true;
     return gcuda_is_empty(t) ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_memset(t, GCUDAI_CHECK_BYTE, 0, gcuda_nbytes(t));
 }
 
 // Lifetime of the tensor's owner if a checking allocator placed it with its latest graph; else NULL.
-static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
+static struct gcudai_lifetime * gcudai_check_lifetime(const struct gcuda_tensor * t) {
     const struct gcuda_tensor * owner = t->view_src != NULL ? t->view_src : t;
     gcuda_gallocr_t g = owner->buffer != NULL ? owner->buffer->checker : NULL;
     const size_t i = g != NULL && g->is_watching ? gcudai_map_get(&g->map, owner) : GCUDAI_NONE;
@@ -23152,7 +23152,7 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
     gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     GCUDAI_TRY(gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL));
-    return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
+    return g->checks ? gcudai_check_fill(t, gcudai_lifetime_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
 // Gives the tensors of a graph that fits the plan their places.
@@ -24006,7 +24006,7 @@ static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
 static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
-        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        const struct gcudai_lifetime * life = src != NULL ? gcudai_check_lifetime(src) : NULL;
         bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
@@ -24020,11 +24020,11 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
 
 // After the node has been computed: its result has contents; sources of which it is the last reader are filled.
 static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
-    struct gcudai_life * own = gcudai_check_life(node);
+    struct gcudai_lifetime * own = gcudai_check_lifetime(node);
     if (own != NULL) { own->is_filled = false; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        struct gcudai_lifetime * life = owner != NULL ? gcudai_check_lifetime(owner) : NULL;
         if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
         const gcuda_gallocr_t g = owner->buffer->checker;
         const size_t at = gcudai_map_get(&g->map, node);
@@ -24035,7 +24035,7 @@ static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
 
 // Fills a tensor whose last reader was a copy between backends.
 static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
-    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    struct gcudai_lifetime * life = t->view_src == NULL ? gcudai_check_lifetime(t) : NULL;
     return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -24065,8 +24065,8 @@ static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgr
     bool is_checked = false;
     for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        is_checked = gcudai_check_life(t) != NULL;
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+        is_checked = gcudai_check_lifetime(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_lifetime(t->src[k]) != NULL); }
     }
     return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
 }
