@@ -22752,7 +22752,7 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_tensor_map * map, c
     return h;
 }
 
-static bool gcudai_is_ours(const struct gcuda_tensor * t) {
+static bool gcudai_needs_memory(const struct gcuda_tensor * t) {
     return t->data == NULL && t->buffer == NULL && t->view_src == NULL;
 }
 
@@ -22782,7 +22782,7 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
 
 static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
-    if (!gcudai_is_ours(t) || life->is_allocated) {
+    if (!gcudai_needs_memory(t) || life->is_allocated) {
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcuda_tensor * p = gcudai_reusable(g, t, buffer_id);
@@ -22939,7 +22939,7 @@ static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, con
 static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
         const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
+        if (owner == NULL || !gcudai_needs_memory(owner) || gcuda_is_empty(owner)) { continue; }
         const struct gcudai_lifetime * life = gcudai_lifetime_of(g, owner);
         if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
             return gcudai_fail_uncomputed(t, owner);
@@ -22968,7 +22968,7 @@ static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph
         for (int k = 0; k <= GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * u = k < GCUDA_MAX_SRC ? t->src[k] : t;
             const struct gcuda_tensor * owner = u != NULL && u->view_src != NULL ? u->view_src : u;
-            if (owner != NULL && gcudai_is_ours(owner)) { GCUDAI_TRY(gcudai_check_leaf(graph, owner)); }
+            if (owner != NULL && gcudai_needs_memory(owner)) { GCUDAI_TRY(gcudai_check_leaf(graph, owner)); }
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22976,7 +22976,7 @@ static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph
 
 static struct gcudai_place gcudai_gallocr_place(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     struct gcudai_place p = { -1, 0, 0 };
-    if (t != NULL && gcudai_is_ours(t)) {
+    if (t != NULL && gcudai_needs_memory(t)) {
         const struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
         p.buffer_id = life->buffer_id;
         p.offset = life->offset;
@@ -23100,7 +23100,7 @@ gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph *
 }
 
 static bool gcudai_gallocr_fits(gcuda_gallocr_t g, const struct gcuda_tensor * t, const struct gcudai_place * p) {
-    return t == NULL || !gcudai_is_ours(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
+    return t == NULL || !gcudai_needs_memory(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
 }
 
 static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, bool * is_ok) {
@@ -23146,7 +23146,7 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
         const bool is_owner_placed = t->view_src->buffer != NULL || t->view_src->data != NULL;
         return t->buffer == NULL && is_owner_placed ? gcuda_backend_view_init(t) : GCUDA_STATUS_SUCCESS;
     }
-    if (!gcudai_is_ours(t)) {
+    if (!gcudai_needs_memory(t)) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
@@ -23223,7 +23223,7 @@ static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai
     GCUDAI_TRY(gcudai_buffer_list_add(list, buft, size));
     struct gcuda_tallocr talloc = gcuda_tallocr_new(list->items[list->n - 1]);
     for (struct gcuda_tensor * t = first; t != end; t = gcuda_get_next_tensor(ctx, t)) {
-        if (gcudai_is_ours(t)) {
+        if (gcudai_needs_memory(t)) {
             GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, t));
         }
     }
@@ -23236,7 +23236,7 @@ static gcuda_status gcudai_place_context(
     struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
     size_t sum = 0;
     for (struct gcuda_tensor * t = first; t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
-        if (!gcudai_is_ours(t)) {
+        if (!gcudai_needs_memory(t)) {
             continue;
         }
         GCUDAI_TRY(gcudai_check_tensor(t));
@@ -39994,7 +39994,7 @@ static gcuda_status gcudai_gguf_find_items(struct gcudai_gguf_loading * l) {
     l->items = (struct gcudai_gguf_item *) gcudai_calloc(GCUDAI_MAX(l->g->n_tensors, (size_t) 1), sizeof(*l->items));
     if (l->items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
-        if (gcudai_is_ours(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
+        if (gcudai_needs_memory(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40313,7 +40313,7 @@ static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
         if (t != NULL) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
     }
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
-        if (t->view_src != NULL && gcudai_is_ours(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+        if (t->view_src != NULL && gcudai_needs_memory(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
     }
     for (size_t i = 0; i < l->buffers.n; ++i) { gcuda_backend_buffer_free(l->buffers.items[i]); }
 }
