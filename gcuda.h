@@ -9332,7 +9332,7 @@ static bool gcudai_run_poll(void * user) {
 
 // For long loops inside one item: adds the cost of a step (unit: see gcudai_work) to *spent, and polls the abort callback about every
 // millisecond. True: the item must return; its results are not read.
-static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
+static bool gcudai_poll_abort(const struct gcudai_task * t, double * spent, double cost) {
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
@@ -11912,7 +11912,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
     }
     for (int64_t k0 = 0; k0 < g->k; k0 += GCUDAI_GEMM_KC) {
         const int64_t kc = GCUDAI_MIN(g->k - k0, GCUDAI_GEMM_KC);
-        if (gcudai_stops(g->task, &spent, (double) kc * (double) ((m1 - m0 + 8) * (n1 - n0 + 8)) / 6.0)) { return; }
+        if (gcudai_poll_abort(g->task, &spent, (double) kc * (double) ((m1 - m0 + 8) * (n1 - n0 + 8)) / 6.0)) { return; }
         gcudai_gemm_pack(simd, g, m0, m1, k0, kc, local);
         for (int64_t r = m0; r < m1; r += simd->mr) {
             const float * a = local->a + (r - m0) * kc;
@@ -11985,7 +11985,7 @@ static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcu
         for (int j = 0; j < c->n; ++j) { c->y[j][m] = 0.0f; }
         for (int64_t k0 = 0, n = 0; k0 < r->k; k0 += n) {
             n = is_float ? r->k : GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
-            if (gcudai_stops(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
+            if (gcudai_poll_abort(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
             if (!is_float) { gcudai_load_any(r->type, row, 0, k0, n, s->w); }
             for (int j = 0; j < c->n; ++j) { s->x[j] = c->x[j] + (size_t) k0 * sizeof(float); }
             r->simd->dot(type, is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
@@ -12023,7 +12023,7 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
             const int64_t n = GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
-            if (gcudai_stops(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
+            if (gcudai_poll_abort(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
             const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
             for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
             r->simd->q_dot(kind, s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
@@ -12063,7 +12063,7 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
     memset(s->acc, 0, sizeof(s->acc));
     for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
         const double step = (double) GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K) * (double) GCUDAI_Q_PANEL_ROWS;
-        if (gcudai_stops(r->task, &spent, step * (2.0 + (double) c->n / 32.0))) { return; }
+        if (gcudai_poll_abort(r->task, &spent, step * (2.0 + (double) c->n / 32.0))) { return; }
         const int64_t padded = gcudai_q_fill_panel(r, k0, GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K), s);
         for (int j = 0; j < c->n; j += 4) {
             struct gcudai_q_col x[4];
@@ -13818,7 +13818,7 @@ static void gcudai_get_rows_back_chain(
     const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
     double spent = 0.0;
     for (int64_t j = 0; j < p->y.ne[1]; ++j) { first[j] = -1; }
-    for (int64_t r = p->ids.ne[0] - 1; r >= 0 && !gcudai_stops(t, &spent, 10.0); --r) {
+    for (int64_t r = p->ids.ne[0] - 1; r >= 0 && !gcudai_poll_abort(t, &spent, 10.0); --r) {
         const int64_t j = gcudai_index_at(&p->ids, r, 0, 0);
         if (j < 0 || j >= p->y.ne[1]) {
             gcudai_bad_index(t, r, j, p->y.ne[1]);
@@ -13845,7 +13845,7 @@ static void gcudai_get_rows_back_cpu(const union gcuda_args * args, const struct
         for (int64_t r = first[c.i1]; r >= 0; r = next[r]) {
             gcudai_load(p->x.type, gcudai_at(&p->x, r, 0, 0) + (size_t) c.i0 * p->x.nb[0], p->x.nb[0], c.n, buf);
             for (int64_t i = 0; i < c.n; ++i) { sum[i] += (double) buf[i]; }
-            if (gcudai_stops(t, &spent, 30.0 + 2.0 * (double) c.n)) { return; }
+            if (gcudai_poll_abort(t, &spent, 30.0 + 2.0 * (double) c.n)) { return; }
         }
         for (int64_t i = 0; i < c.n; ++i) { buf[i] = (float) sum[i]; }
         gcudai_store(GCUDA_TYPE_F32, gcudai_at(&p->y, c.i1, 0, 0) + (size_t) c.i0 * p->y.nb[0], p->y.nb[0], c.n, buf);
@@ -13935,7 +13935,7 @@ static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last,
     last[0] = r == ids->ne[0];
     if (last[0] == 0) {
         memset(last + 1, 0, n_slots * sizeof(*last));
-        for (r = 0; r < ids->ne[0] && !gcudai_stops(t, &spent, 100.0); ++r) {
+        for (r = 0; r < ids->ne[0] && !gcudai_poll_abort(t, &spent, 100.0); ++r) {
             *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1;
         }
     }
@@ -16857,7 +16857,7 @@ static void gcudai_rope_pairs(
     const struct gcuda_rope_args * p, const struct gcudai_task * t, struct gcudai_rope_pair * pairs) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
     double spent = 0.0;
-    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 300.0); ++j) {
+    for (int64_t j = 0; j < n_pairs && !gcudai_poll_abort(t, &spent, 300.0); ++j) {
         int64_t power = j;
         float factor = 1.0f;
         if (p->factors.data != NULL) {
@@ -16879,7 +16879,7 @@ static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gc
     if (p->ext_factor != 0.0f) {
         magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
     }
-    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 150.0); ++j) {
+    for (int64_t j = 0; j < n_pairs && !gcudai_poll_abort(t, &spent, 150.0); ++j) {
         const int64_t at = pairs[j].plane * p->x.ne[2] + token;
         const int32_t pos = gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]);
         const double theta = (double) pos * pairs[j].freq;
@@ -17307,7 +17307,7 @@ static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint
     gcudai_sort_keys(p, row, 0, k, true, heap);
     for (int64_t at = k / 2; at-- > 0;) {
         gcudai_key_heap_down(heap, at, k);
-        if (gcudai_stops(t, &spent, 40.0)) { return; }
+        if (gcudai_poll_abort(t, &spent, 40.0)) { return; }
     }
     for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
         const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
@@ -17318,7 +17318,7 @@ static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint
                 gcudai_key_heap_down(heap, 0, k);
             }
         }
-        if (gcudai_stops(t, &spent, step * (double) m)) { return; }
+        if (gcudai_poll_abort(t, &spent, step * (double) m)) { return; }
     }
     gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
 }
@@ -17442,7 +17442,7 @@ static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const s
     struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
         double sum = 0.0, spent = 0.0;
-        for (int64_t r = 0; r < n_rows && n > 0 && !gcudai_stops(t, &spent, 10.0 * (double) n_parts); ++r) {
+        for (int64_t r = 0; r < n_rows && n > 0 && !gcudai_poll_abort(t, &spent, 10.0 * (double) n_parts); ++r) {
             sum += n_parts == 1 ? parts[r].loss : gcudai_entropy_of_row(parts + r * n_parts, n_parts);
         }
         gcudai_put_one(&p->y, (char *) p->y.data, n_rows > 0 ? sum / (double) n_rows : 0.0);
@@ -18001,7 +18001,7 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
     const int64_t n_experts = p->as.ne[2];
     double spent = 0.0;
     memset(starts, 0, ((size_t) n_experts + 1) * sizeof(int64_t));
-    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_poll_abort(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) {
             ++starts[id + 1];
@@ -18019,7 +18019,7 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
         starts[e + 1] += starts[e];
     }
     tile->n = 0;
-    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_poll_abort(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) { order[starts[id]++] = s; }
     }
@@ -18140,7 +18140,7 @@ static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const 
     for (int64_t k = 0; k < p->b.ne[1]; k += GCUDAI_GEMM_MAX_K) {
         const int64_t n = GCUDAI_MIN(p->b.ne[1] - k, GCUDAI_GEMM_MAX_K);
         gcudai_pack_quad(p->b.type, x + (size_t) k * p->b.nb[1], p->b.nb[1], p->b.nb[0], plan->n - j, n, out + 4 * k);
-        if (gcudai_stops(t, &spent, 20.0 * (double) n)) { return; }
+        if (gcudai_poll_abort(t, &spent, 20.0 * (double) n)) { return; }
     }
 }
 
@@ -19258,7 +19258,7 @@ static void gcudai_im2col_back_cpu(const union gcuda_args * args, const struct g
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                 gcudai_im2col_back_tap(p, &c, kw, kh, sum);
-                if (gcudai_stops(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
+                if (gcudai_poll_abort(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
             }
         }
         gcudai_stretch_store(&p->y, &c, sum);
@@ -19485,7 +19485,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
             const float * w = gcudai_conv_weights(p, is_packed, oc0 + oc, tap, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
-        if (gcudai_stops(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
+        if (gcudai_poll_abort(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
     }
     for (int64_t oc = 0; oc < n_oc; ++oc) {
         const size_t size = gcuda_type_size(p->y.type); // nb[0] is free when rows have one element
@@ -19712,7 +19712,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gc
                 } else {
                     gcudai_conv_2d_dw_pixels(p, &c, kw, kh, sum);
                 }
-                if (gcudai_stops(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
+                if (gcudai_poll_abort(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
             }
         }
         gcudai_stretch_store(&y, &c, sum);
@@ -19850,7 +19850,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
             for (int64_t ic = 0; ic < p->x.ne[2]; ic += 4) {
                 for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                     gcudai_conv_transpose_tap(p, &c, kw, kh, ic, GCUDAI_MIN(4, p->x.ne[2] - ic), &f, add4);
-                    if (gcudai_stops(t, &spent, 60.0 + (double) c.n)) { return; }
+                    if (gcudai_poll_abort(t, &spent, 60.0 + (double) c.n)) { return; }
                 }
             }
         }
@@ -20327,7 +20327,7 @@ static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const stru
             sum += w * (double) gcudai_float_at(p->x.type, row + (size_t) i * p->x.nb[0]);
             weight += w;
         }
-        if (gcudai_stops(t, &spent, 4.0 * (double) x->n)) { return 0.0f; }
+        if (gcudai_poll_abort(t, &spent, 4.0 * (double) x->n)) { return 0.0f; }
     }
     return weight > 0.0 ? (float) (sum / weight) : 0.0f;
 }
@@ -20613,7 +20613,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
             local[i] = expf(delta * gcudai_float_at(p->a.type, a + (size_t) i * p->a.nb[0]));
         }
         y[token * p->x.ne[1] * p->x.ne[0]] = gcudai_ssm_step(st, local, is_one, b, c, xd, n);
-        if (gcudai_stops(t, &spent, 60.0 + (is_one ? 2.0 : 20.0) * (double) n)) { return; }
+        if (gcudai_poll_abort(t, &spent, 60.0 + (is_one ? 2.0 : 20.0) * (double) n)) { return; }
     }
 }
 
@@ -20777,7 +20777,7 @@ static void gcudai_rwkv_wkv6_cpu(const union gcuda_args * args, const struct gcu
                 }
             }
             memcpy(c.y + token * c.n_heads * c.size, sum, (size_t) c.n * sizeof(float));
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20839,7 +20839,7 @@ static void gcudai_gated_linear_attn_cpu(const union gcuda_args * args, const st
             for (int64_t j = 0; j < c.n; ++j) {
                 c.y[token * c.n_heads * c.size + j] = p->scale * sum[j];
             }
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20909,7 +20909,7 @@ static void gcudai_rwkv_wkv7_cpu(const union gcuda_args * args, const struct gcu
                 c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i],
                     dot(a, row, c.size), c.size);
             }
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20991,7 +20991,7 @@ static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t
         for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) {
             x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0;
         }
-        if (gcudai_stops(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
+        if (gcudai_poll_abort(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
     }
 }
 
@@ -24858,7 +24858,7 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
         for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
             const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
-            if (gcudai_stops(&task, &spent, 40.0 + 3.0 * (double) m)) {
+            if (gcudai_poll_abort(&task, &spent, 40.0 + 3.0 * (double) m)) {
                 return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
             }
             for (int64_t j = 0; j < m; ++j) {
