@@ -25418,7 +25418,7 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
     struct gcudai_cublas * parked;        // idle handles
-    uint64_t n_settled;                   // counts the waits for all backends
+    uint64_t n_backend_waits;                   // counts the waits for all backends
     struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: not queried yet
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
@@ -27062,7 +27062,7 @@ struct gcudai_cuda {
     bool has_captured;        // some graph has: its scratch stays
     bool captures_indices;    // a captured graph looks up rows: every synchronize reads the flag
     struct gcudai_cuda * next; // backend alive, in the registry
-    uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
+    uint64_t waited_at;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
@@ -27086,14 +27086,14 @@ static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
     return cu->params.peer == GCUDA_CUDA_PEER_ON || (cu->params.peer == GCUDA_CUDA_PEER_AUTO && cu->owns_stream);
 }
 
-static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu);
+static void gcudai_cuda_contexts_wait(struct gcudai_cuda * cu);
 
 // When the device is lost, other devices may still be writing to memory that the caller is about to free.
 static gcuda_status gcudai_cuda_mark_lost(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
         snprintf(cu->why, sizeof(cu->why), "%.*s", (int) sizeof(cu->why) - 1, gcudai_message);
-        gcudai_cuda_sides_settle(cu);
+        gcudai_cuda_contexts_wait(cu);
     }
     return st;
 }
@@ -27149,15 +27149,15 @@ static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcud
 
 // Records an event after all work of the next backend that has not been asked since mark. False: no backend is left. *event NULL: there
 // is nothing to wait for. The locks keep the backend and its stream alive, and plans from being captured.
-static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
+static bool gcudai_cuda_record_next_backend(uint64_t mark, cudaEvent_t * event) {
     struct gcudai_cuda_scope scope;
     *event = NULL;
     gcudai_mutex_lock(&gcudai_cuda_capture_lock);
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda * cu = gcudai_cuda_found.backends;
-    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
+    while (cu != NULL && cu->waited_at >= mark) { cu = cu->next; }
     if (cu != NULL) {
-        cu->settled = mark;
+        cu->waited_at = mark;
         if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
             if (!gcudai_cuda_is_captured(cu) &&
                 !(gcudai_cuda_ok_or_clear(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
@@ -27173,12 +27173,12 @@ static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
 }
 
 // Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
-static void gcudai_cuda_settle(void) {
+static void gcudai_cuda_wait_all_backends(void) {
     cudaEvent_t event = NULL;
     gcudai_mutex_lock(&gcudai_g.lock);
-    const uint64_t mark = ++gcudai_cuda_found.n_settled;
+    const uint64_t mark = ++gcudai_cuda_found.n_backend_waits;
     gcudai_mutex_unlock(&gcudai_g.lock);
-    while (gcudai_cuda_settle_next(mark, &event)) {
+    while (gcudai_cuda_record_next_backend(mark, &event)) {
         if (event != NULL) {
             (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(event));
             (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(event));
@@ -27760,8 +27760,8 @@ struct gcudai_cuda_buffer {
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
 
 // cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
-static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
-    if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_settle(); }
+static void gcudai_cuda_mem_free_after_wait(struct gcudai_cuda_piece * piece) {
+    if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_wait_all_backends(); }
     gcudai_cuda_give(piece);
 }
 
@@ -27776,7 +27776,7 @@ static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_scope scope;
     if (b->piece.ptr != NULL || b->external != NULL) { // failing to enter is no reason to leak: CUDA finds the device
         (void) gcudai_cuda_enter_of(&scope, d);
-        gcudai_cuda_give_settled(&b->piece);
+        gcudai_cuda_mem_free_after_wait(&b->piece);
         gcudai_cuda_external_close(b);
         gcudai_cuda_leave(&scope);
     }
@@ -28014,7 +28014,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
 static void gcudai_cuda_host_release(struct gcudai_cuda_piece * piece) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_here(&scope, "a host buffer"); // failing is no reason to leak
-    gcudai_cuda_give_settled(piece);
+    gcudai_cuda_mem_free_after_wait(piece);
     gcudai_cuda_leave(&scope);
     gcudai_free(piece);
 }
@@ -29243,7 +29243,7 @@ static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         is_callers = is_callers || s->parts[i].memory.from.alloc != NULL;
     }
-    if (is_callers) { gcudai_cuda_settle(); }
+    if (is_callers) { gcudai_cuda_wait_all_backends(); }
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
             const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
@@ -29533,7 +29533,7 @@ static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
 }
 
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
-static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
+static void gcudai_cuda_contexts_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     struct gcudai_error failure;
     bool has_sides = false;
@@ -30014,7 +30014,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_mark_lost(cu, st);
-        gcudai_cuda_sides_settle(cu);
+        gcudai_cuda_contexts_wait(cu);
     }
     for (int i = 0; i < n; ++i) {
         gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].ids_copy);
@@ -33951,7 +33951,7 @@ static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcud
     }
     *is_launched = st == GCUDA_STATUS_SUCCESS;
     cu->plans.stats.n_graph_launches += *is_launched;
-    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_sides_settle(cu); } // impossible during the capture
+    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_contexts_wait(cu); } // impossible during the capture
     if (*is_launched || st == GCUDA_STATUS_DEVICE_LOST) { return st; }
     gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on without a CUDA graph", gcudai_message);
     gcudai_cuda_plan_drop_exec(plan);
@@ -35159,7 +35159,7 @@ static bool gcudai_slot_add(struct gcuda_cuda_uploader * up, struct gcudai_uploa
     return true;
 }
 
-static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up);
+static void gcudai_uploader_advance(struct gcuda_cuda_uploader * up);
 
 // Fills the next free slot with pieces of the waiting jobs; false when there is no such slot or no job.
 static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
@@ -35183,7 +35183,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
         }
     }
     if (s->n_pieces > 0) { up->n_used++; }
-    gcudai_uploader_settle(up);
+    gcudai_uploader_advance(up);
     return true;
 }
 
@@ -35276,7 +35276,7 @@ static void gcudai_job_end(struct gcuda_cuda_uploader * up, struct gcudai_upload
 }
 
 // All that follows from a change: slots are handed over and become free in their order, jobs end in theirs.
-static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up) {
+static void gcudai_uploader_advance(struct gcuda_cuda_uploader * up) {
     for (int i = 0; i < up->n_used; ++i) {
         struct gcudai_upload_slot * s = gcudai_uploader_used(up, i);
         if (s->state == GCUDAI_SLOT_FILL) {
@@ -35341,7 +35341,7 @@ static void gcudai_slot_copy_some(struct gcuda_cuda_uploader * up, struct gcudai
     }
     gcudai_mutex_lock(&up->lock);
     s->n_copied += end - first;
-    if (s->n_copied == s->n_pieces) { gcudai_uploader_settle(up); }
+    if (s->n_copied == s->n_pieces) { gcudai_uploader_advance(up); }
 }
 
 static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
@@ -35355,7 +35355,7 @@ static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
         s = gcudai_uploader_used(up, i);
         if (s->state == GCUDAI_SLOT_BUSY) {
             gcudai_slot_await(up, s);
-            gcudai_uploader_settle(up);
+            gcudai_uploader_advance(up);
             return true;
         }
     }
@@ -35860,7 +35860,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
 }
 
 // With all times of records there, or dropped.
-static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
+static gcuda_status gcudai_cuda_profile_resolve_of(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, (*cu)->device));
@@ -35871,7 +35871,7 @@ static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const ch
 
 gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
-    const gcuda_status st = gcudai_cuda_profile_settle(backend, "cuda_profile_end", &cu);
+    const gcuda_status st = gcudai_cuda_profile_resolve_of(backend, "cuda_profile_end", &cu);
     if (cu != NULL && cu->profile != NULL) { cu->profile->is_on = false; }
     return st;
 }
@@ -35884,7 +35884,7 @@ gcuda_status gcuda_cuda_profile_get(
     }
     *records = NULL;
     *n_records = 0;
-    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_get", &cu));
+    GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_get", &cu));
     *records = cu->profile->records;
     *n_records = cu->profile->n;
     return GCUDA_STATUS_SUCCESS;
@@ -35957,7 +35957,7 @@ static void gcudai_trace_record(FILE * f, int device, const struct gcuda_cuda_pr
 
 gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
     struct gcudai_cuda * cu = NULL;
-    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_write_trace", &cu));
+    GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_write_trace", &cu));
     FILE * f = path ? fopen(path, "wb") : NULL;
     if (f == NULL) {
         return gcudai_fail(
