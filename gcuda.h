@@ -22780,7 +22780,7 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
     return NULL;
 }
 
-static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
+static gcuda_status gcudai_gallocr_acquire(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
     if (!gcudai_needs_memory(t) || life->is_allocated) {
         return GCUDA_STATUS_SUCCESS;
@@ -22909,13 +22909,13 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
         if (t->flags & GCUDA_TENSOR_FLAG_INPUT) {
-            GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+            GCUDAI_TRY(gcudai_gallocr_acquire(g, t, id));
         }
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 gcudai_gallocr_count_read(g, t->src[k]);
                 if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) {
-                    GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+                    GCUDAI_TRY(gcudai_gallocr_acquire(g, t->src[k], id));
                 }
             }
         }
@@ -22994,10 +22994,10 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
         GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
-                GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+                GCUDAI_TRY(gcudai_gallocr_acquire(g, t->src[k], id));
             }
         }
-        GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+        GCUDAI_TRY(gcudai_gallocr_acquire(g, t, id));
         gcudai_lifetime_of(g, t)->is_computed = true;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
@@ -23040,7 +23040,7 @@ static gcuda_status gcudai_gallocr_plan(
         GCUDAI_TRY(gcudai_free_list_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
     }
     for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_take(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
+        GCUDAI_TRY(gcudai_gallocr_acquire(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
     }
     GCUDAI_TRY(gcudai_gallocr_count(g, graph, node_ids));
     GCUDAI_TRY(gcudai_gallocr_walk(g, graph, node_ids));
@@ -26287,7 +26287,7 @@ static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, const c
 }
 
 // Device memory, aligned to 256 bytes. The device is current. On failure the piece is without memory.
-static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose,
+static gcuda_status gcudai_cuda_mem_alloc(struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose,
     size_t size, const char * what, struct gcudai_cuda_piece * piece) {
     const struct gcuda_cuda_memory_params params = gcudai_cuda_memory_of(ledger);
     GCUDAI_ZERO(*piece);
@@ -26309,7 +26309,7 @@ static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int dev
 }
 
 // Page-locked host memory that every device can reach. ledger may be NULL: then it is only the process's.
-static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, int device,
+static gcuda_status gcudai_cuda_mem_alloc_pinned(struct gcudai_cuda_ledger * ledger, int device,
     enum gcuda_cuda_purpose purpose, size_t size, const char * what, struct gcudai_cuda_piece * piece) {
     GCUDAI_ZERO(*piece);
     piece->size = size;
@@ -26328,7 +26328,7 @@ static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, 
 }
 
 // Takes pieces without memory too. Whatever uses the memory has to be done.
-static void gcudai_cuda_give(struct gcudai_cuda_piece * piece) {
+static void gcudai_cuda_mem_free(struct gcudai_cuda_piece * piece) {
     if (piece->ptr == NULL) {
         return;
     }
@@ -26669,7 +26669,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
 }
 
 // Takes size bytes at the front of hole i, or after the last segment.
-static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
+static gcuda_status gcudai_cuda_range_acquire(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
     GCUDAI_TRY(gcudai_array_reserve(&r->segments, &r->cap_segments, r->n_segments + 1, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
     const size_t at = i < r->n_segments ? s->at : gcudai_cuda_range_end(r);
@@ -26691,7 +26691,7 @@ static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t 
 }
 
 // Frees segment i: it merges with adjacent free ones. A free segment at the end is removed.
-static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
+static void gcudai_cuda_range_release(struct gcudai_cuda_range * r, size_t i) {
     struct gcudai_cuda_segment * s = r->segments;
     s[i].is_used = false;
     size_t first = i, last = i;
@@ -26734,7 +26734,7 @@ static gcuda_status gcudai_cuda_pool_grow_range(
         if (is_new) { gcudai_cuda_range_free(&pool->ranges[--pool->n_ranges]); }
         return st;
     }
-    return gcudai_cuda_range_take(r, r->n_segments, size, ptr);
+    return gcudai_cuda_range_acquire(r, r->n_segments, size, ptr);
 }
 
 // ---- blocks ----
@@ -26754,7 +26754,7 @@ static gcuda_status gcudai_cuda_pool_grow_block(
     struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
     GCUDAI_TRY(gcudai_array_reserve(&pool->blocks, &pool->cap_blocks, pool->n_blocks + 1, sizeof(*pool->blocks)));
     struct gcudai_cuda_block * b = &pool->blocks[pool->n_blocks];
-    GCUDAI_TRY(gcudai_cuda_take(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
+    GCUDAI_TRY(gcudai_cuda_mem_alloc(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
     b->is_used = true;
     pool->n_blocks++;
     pool->reserved += size;
@@ -26772,7 +26772,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 // ---- the pool ----
 
 // Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
-static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
+static void gcudai_cuda_pool_trim_unused(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
     if (pool->n_holds > 0) {
         return;
@@ -26785,7 +26785,7 @@ static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
         }
         pool->reserved -= b->piece.size;
         pool->generation++;
-        gcudai_cuda_give(&b->piece);
+        gcudai_cuda_mem_free(&b->piece);
     }
     pool->n_blocks = n;
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
@@ -26796,7 +26796,7 @@ static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_
     for (size_t i = 0; i < pool->n_ranges; ++i) {
         size_t segment = 0;
         if (gcudai_cuda_range_find(&pool->ranges[i], size, &segment)) {
-            GCUDAI_TRY(gcudai_cuda_range_take(&pool->ranges[i], segment, size, ptr));
+            GCUDAI_TRY(gcudai_cuda_range_acquire(&pool->ranges[i], segment, size, ptr));
             pool->in_use += size;
             return GCUDA_STATUS_SUCCESS;
         }
@@ -26825,7 +26825,7 @@ static gcuda_status gcudai_cuda_pool_grow(
 }
 
 // The device is current. Blocks get 1/16 extra, so that a request that grows a little fits its previous block.
-static gcuda_status gcudai_cuda_pool_take(
+static gcuda_status gcudai_cuda_pool_acquire(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
     const cudaError_t unknown = size == SIZE_MAX ? cudaGetLastError() : cudaSuccess;
@@ -26844,7 +26844,7 @@ static gcuda_status gcudai_cuda_pool_take(
     const bool can_release = pool->n_holds == 0;
     if (can_release && gcudai_cuda_pool_idle_blocks(pool) >= want) { // all too small
         GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-        gcudai_cuda_pool_release(pool);
+        gcudai_cuda_pool_trim_unused(pool);
     }
     const size_t roomy = gcudai_pad(want + want / 16, GCUDAI_CUDA_ALIGN);
     const gcuda_status st = gcudai_cuda_pool_grow(pool, want, roomy, purpose, ptr);
@@ -26852,12 +26852,12 @@ static gcuda_status gcudai_cuda_pool_take(
         return st;
     }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-    gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
+    gcudai_cuda_pool_trim_unused(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
 }
 
 // Frees a piece, in any order. NULL is allowed.
-static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
+static void gcudai_cuda_pool_put(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
             pool->blocks[i].is_used = false;
@@ -26871,7 +26871,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
         for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
             if (r->segments[k].at == at && r->segments[k].is_used) {
                 pool->in_use -= r->segments[k].size;
-                gcudai_cuda_range_give(r, k);
+                gcudai_cuda_range_release(r, k);
                 return;
             }
         }
@@ -26940,7 +26940,7 @@ static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
     pool->n_holds = 0;
     for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
     for (size_t i = 0; i < pool->n_ranges; ++i) { pool->ranges[i].n_segments = 0; }
-    gcudai_cuda_pool_release(pool);
+    gcudai_cuda_pool_trim_unused(pool);
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_free(&pool->ranges[i]); }
     gcudai_free(pool->ranges);
     gcudai_free(pool->blocks);
@@ -27220,12 +27220,12 @@ struct gcudai_cuda_probe {
 
 static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
     static const char what[] = "probe of a pair of devices";
-    bool ok = gcudai_cuda_take_pinned(NULL, p->device[0], GCUDA_CUDA_PURPOSE_STAGING, 2 * GCUDAI_CUDA_PROBE_BYTES, what,
+    bool ok = gcudai_cuda_mem_alloc_pinned(NULL, p->device[0], GCUDA_CUDA_PURPOSE_STAGING, 2 * GCUDAI_CUDA_PROBE_BYTES, what,
                   &p->host) == GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < 2 && ok; ++i) {
         const int d = p->device[i];
         ok = gcudai_cuda_ok_or_clear(gcudai_cuda_select(d)) &&
-             gcudai_cuda_take(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
+             gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
                  what, &p->memory[i]) == GCUDA_STATUS_SUCCESS &&
              gcudai_cuda_ok_or_clear(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
     }
@@ -27239,9 +27239,9 @@ static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
             (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(p->stream[i]));
             (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(p->stream[i]));
         }
-        gcudai_cuda_give(&p->memory[i]);
+        gcudai_cuda_mem_free(&p->memory[i]);
     }
-    gcudai_cuda_give(&p->host);
+    gcudai_cuda_mem_free(&p->host);
 }
 
 static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cudaError_t err) {
@@ -27548,12 +27548,12 @@ static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
             (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(s->emptied[i]));
         }
     }
-    if (s != NULL) { gcudai_cuda_give(&s->host); }
+    if (s != NULL) { gcudai_cuda_mem_free(&s->host); }
     gcudai_free(s);
 }
 
 static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct gcudai_cuda_ledger * ledger) {
-    GCUDAI_TRY(gcudai_cuda_take_pinned(ledger, s->from, GCUDA_CUDA_PURPOSE_STAGING,
+    GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(ledger, s->from, GCUDA_CUDA_PURPOSE_STAGING,
         GCUDAI_CUDA_STAGE_SLOTS * GCUDAI_CUDA_STAGE_BYTES, "copies to another device", &s->host));
     for (int i = 0; i < 2 * GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         const int k = i % GCUDAI_CUDA_STAGE_SLOTS, device = i == k ? s->from : s->to;
@@ -27762,7 +27762,7 @@ static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
 // cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
 static void gcudai_cuda_mem_free_after_wait(struct gcudai_cuda_piece * piece) {
     if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_wait_all_backends(); }
-    gcudai_cuda_give(piece);
+    gcudai_cuda_mem_free(piece);
 }
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
@@ -27973,14 +27973,14 @@ static gcuda_status gcudai_cuda_buft_alloc(
     GCUDAI_ZERO(piece);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     if (size > 0) {
-        st = gcudai_cuda_take(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
+        st = gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
             "a buffer", &piece);
     }
     if (st == GCUDA_STATUS_SUCCESS) {
         *buffer = gcudai_cuda_buffer_new(d, piece.ptr, size, &piece);
         if (*buffer == NULL) {
             st = GCUDA_STATUS_ALLOC_FAILED;
-            gcudai_cuda_give(&piece);
+            gcudai_cuda_mem_free(&piece);
         }
     }
     gcudai_cuda_leave(&scope);
@@ -28040,7 +28040,7 @@ static gcuda_status gcudai_cuda_host_alloc(
     }
     gcuda_status st = piece != NULL ? gcudai_cuda_enter_here(&scope, "a host buffer") : GCUDA_STATUS_ALLOC_FAILED;
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_take_pinned(
+        st = gcudai_cuda_mem_alloc_pinned(
             &gcudai_cuda_memory.devices[0], 0, GCUDA_CUDA_PURPOSE_BUFFERS, size, "a host buffer", piece);
         gcudai_cuda_leave(&scope);
     }
@@ -28163,7 +28163,7 @@ static void gcudai_cublas_forget(void) {
 // The backend is no longer in the registry. On a lost device destroying a handle returns at once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
-    gcudai_cuda_give(&c->workspace);
+    gcudai_cuda_mem_free(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
         // the stream and the workspace are about to be freed
@@ -28244,7 +28244,7 @@ static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
     for (int i = 0; i < 2 && !c->has_asked && c->workspace.ptr == NULL; ++i) {
-        const gcuda_status st = gcudai_cuda_take(&cu->ledger, cu->device->index, GCUDA_CUDA_PURPOSE_WORKSPACE, sizes[i],
+        const gcuda_status st = gcudai_cuda_mem_alloc(&cu->ledger, cu->device->index, GCUDA_CUDA_PURPOSE_WORKSPACE, sizes[i],
             "workspace of cuBLAS", &c->workspace);
         if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
         if (st != GCUDA_STATUS_SUCCESS) { gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; it does with less", gcudai_message); }
@@ -28362,7 +28362,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
     const int64_t n = p->y.ne[2] * p->y.ne[3];
     struct gcuda_matrix_pointers_args to;
     void * scratch = NULL;
-    GCUDAI_TRY(gcudai_cuda_pool_take(
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(
         &cu->pool, cu->stream, 3 * (size_t) n * sizeof(void *), "mul_mat: addresses of matrices", &scratch));
     to.a = p->a;
     to.b = p->b;
@@ -28377,7 +28377,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
             GCUDAI_CUBLAS_DEFAULT);
         st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
     }
-    gcudai_cuda_pool_give(&cu->pool, scratch); // in stream order, as all scratch
+    gcudai_cuda_pool_put(&cu->pool, scratch); // in stream order, as all scratch
     return st;
 }
 
@@ -28865,7 +28865,7 @@ static gcuda_status gcudai_cuda_packed(
     copy.scratch = NULL;
     copy.y.type = type;
     GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
@@ -28886,7 +28886,7 @@ static gcuda_status gcudai_cuda_packed_halves(
     GCUDAI_TRY(gcudai_aligned_layout(GCUDA_TYPE_F16, t->ne, align, p.y.nb, &size));
     size = gcudai_pad(size, 16);
     const size_t n_rows = (size_t) (t->ne[1] * t->ne[2] * t->ne[3]);
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
     p.y.data = *scratch;
     p.scale = *scale = (float *) (void *) ((char *) *scratch + size);
     *t = p.y;
@@ -28905,9 +28905,9 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
 
 // One job of the kernel file, with n_bytes of scratch from the backend's pool.
 static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
-    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
+    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
     const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, job->scratch);
+    gcudai_cuda_pool_put(&cu->pool, job->scratch);
     return st;
 }
 
@@ -28932,7 +28932,7 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
         st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
         st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
-        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: its next owner's work comes after the product
+        gcudai_cuda_pool_put(&cu->pool, a); // in stream order: its next owner's work comes after the product
     }
     return st;
 }
@@ -28955,7 +28955,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
         back.scale = scale;
         st = gcuda_launch_half_rows_back(&back, cu->stream);
     }
-    gcudai_cuda_pool_give(&cu->pool, b);
+    gcudai_cuda_pool_put(&cu->pool, b);
     return st;
 }
 
@@ -29007,8 +29007,8 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 16, &a);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 16, &b) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
-    gcudai_cuda_pool_give(&cu->pool, b);
-    gcudai_cuda_pool_give(&cu->pool, a);
+    gcudai_cuda_pool_put(&cu->pool, b);
+    gcudai_cuda_pool_put(&cu->pool, a);
     return st;
 }
 
@@ -29247,7 +29247,7 @@ static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
             const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
-            gcudai_cuda_give(&s->parts[i].memory);
+            gcudai_cuda_mem_free(&s->parts[i].memory);
             if (is_in) { gcudai_cuda_leave(&scope); }
         }
     }
@@ -29290,7 +29290,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
-    const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
+    const gcuda_status st = gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
         size, what, &part->memory);
     gcudai_cuda_leave(&scope);
     return st != GCUDA_STATUS_SUCCESS || size == part->size
@@ -29655,7 +29655,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
@@ -29677,7 +29677,7 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     move.height = (size_t) (t->ne[1] * t->ne[2]);
     move.n_columns = n_columns;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, t->nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, purpose, scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, size, purpose, scratch));
     t->data = move.dst = *scratch;
     copy.y = *t;
     return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
@@ -29716,7 +29716,7 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     size_t y_size = 0;
     if (!s->writes_y) {
         GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-        GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+        GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
         y->data = s->y;
     }
     GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->args.b, n_columns, "row-split product: operand", &s->b));
@@ -29794,8 +29794,8 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     size_t size = (size_t) gcudai_cuda_tiles(x.ne[1], GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes, y_size = 0;
     if (c->rounded == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
     GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, "row-split product: operand", &s->b));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, size, "row-split product: operand", &s->b));
     return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
 }
 
@@ -29939,7 +29939,7 @@ static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struc
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &own->args, NULL);
     job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
     const size_t size = gcuda_mul_mat_layout(&job).bytes;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
     c->rounded = (char *) rounded;
     c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
     return GCUDA_STATUS_SUCCESS;
@@ -30017,13 +30017,13 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         gcudai_cuda_contexts_wait(cu);
     }
     for (int i = 0; i < n; ++i) {
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].ids_copy);
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].y);
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].b);
+        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].ids_copy);
+        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].y);
+        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].b);
     }
-    gcudai_cuda_pool_give(&cu->pool, strip.rounded);
-    gcudai_cuda_pool_give(&cu->pool, packed[1]);
-    gcudai_cuda_pool_give(&cu->pool, packed[0]);
+    gcudai_cuda_pool_put(&cu->pool, strip.rounded);
+    gcudai_cuda_pool_put(&cu->pool, packed[1]);
+    gcudai_cuda_pool_put(&cu->pool, packed[0]);
     return st;
 }
 
@@ -30291,9 +30291,9 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args
     if (n_bytes == 0) {
         return op->run(args, cu->stream);
     }
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
     const gcuda_status st = op->run(args, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, *scratch);
+    gcudai_cuda_pool_put(&cu->pool, *scratch);
     return st;
 }
 
@@ -30328,12 +30328,12 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "packed operand", &scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "packed operand", &scratch));
     copy.y.data = scratch;
     *t = copy.y;
     gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
-    gcudai_cuda_pool_give(&cu->pool, scratch);
+    gcudai_cuda_pool_put(&cu->pool, scratch);
     return st;
 }
 
@@ -30901,10 +30901,10 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     running->ne[0] = 2;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { running->nb[d] = running->nb[d - 1] * (size_t) running->ne[d - 1]; }
     const size_t n_bytes = running->nb[3] * (size_t) running->ne[3];
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
     void * const taken = running->data;
     const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
-    gcudai_cuda_pool_give(&cu->pool, taken);
+    gcudai_cuda_pool_put(&cu->pool, taken);
     return st;
 }
 
@@ -32960,9 +32960,9 @@ static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcud
     if (s->pattern == NULL && gcudai_is_product(s->node->op)) { return gcudai_cuda_run_product(cu, s->node, &s->args.op, &s->choice); }
     if (s->op == NULL && s->pattern == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
     if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
     const gcuda_status st = gcudai_cuda_step_enqueue(cu, s);
-    gcudai_cuda_pool_give(&cu->pool, *s->scratch);
+    gcudai_cuda_pool_put(&cu->pool, *s->scratch);
     return st;
 }
 
@@ -33473,18 +33473,18 @@ static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
 }
 
 // Memory for a run. Steps that are not captured anew remember where it was.
-static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
     for (int i = 0; i < plan->n_masks; ++i) {
         struct gcudai_cuda_mask * m = &plan->masks[i];
         void * const before = m->classes;
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
+        GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
         plan->n_taken = i + 1;
         if (noting == GCUDAI_CUDA_NOTE_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
-static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    while (plan->n_taken > 0) { gcudai_cuda_pool_give(&cu->pool, plan->masks[--plan->n_taken].classes); }
+static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    while (plan->n_taken > 0) { gcudai_cuda_pool_put(&cu->pool, plan->masks[--plan->n_taken].classes); }
 }
 
 static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
@@ -33494,11 +33494,11 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 }
 #else
 static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) { (void) plan; }
-static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
     (void) cu, (void) plan, (void) noting;
     return GCUDA_STATUS_SUCCESS;
 }
-static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
+static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
 static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     (void) cu, (void) plan, (void) s;
     return GCUDA_STATUS_SUCCESS;
@@ -33747,7 +33747,7 @@ static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * las
 // All steps, or those that are new alone, one after the other.
 static gcuda_status gcudai_cuda_plan_in_line(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    gcuda_status st = gcudai_cuda_masks_take(cu, plan, noting);
+    gcuda_status st = gcudai_cuda_masks_acquire(cu, plan, noting);
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const struct gcuda_launch_series callers = *series;
     series->has_begun = false;
@@ -33761,7 +33761,7 @@ static gcuda_status gcudai_cuda_plan_in_line(
             plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[noting]);
         }
     }
-    gcudai_cuda_masks_give(cu, plan);
+    gcudai_cuda_masks_release(cu, plan);
     *series = callers;
     return st;
 }
@@ -34493,8 +34493,8 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     }
     if (cu->copied != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->copied)); }
     if (cu->waited != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->waited)); }
-    gcudai_cuda_give(&cu->flags);
-    gcudai_cuda_give(&cu->flags_host);
+    gcudai_cuda_mem_free(&cu->flags);
+    gcudai_cuda_mem_free(&cu->flags_host);
     if (cu->owns_stream) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->stream)); }
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(cu->device);
@@ -34528,8 +34528,8 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->copied, cudaEventDisableTiming), device, "making an event");
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device,
         "making an event");
-    GCUDAI_TRY(gcudai_cuda_take(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
-    GCUDAI_TRY(gcudai_cuda_take_pinned(
+    GCUDAI_TRY(gcudai_cuda_mem_alloc(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
+    GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(
         &cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), "flags", &cu->flags_host));
     cu->bad_index = (int32_t *) cu->flags.ptr;
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
@@ -34714,7 +34714,7 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_pool_release(&cu->pool);
+    gcudai_cuda_pool_trim_unused(&cu->pool);
     gcudai_cuda_leave(&scope);
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
@@ -35568,7 +35568,7 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
     if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(up->stream)); }
     for (int i = 0; i < up->n_slots; ++i) {
         if (up->slots[i].event != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(up->slots[i].event)); }
-        gcudai_cuda_give(&up->slots[i].piece);
+        gcudai_cuda_mem_free(&up->slots[i].piece);
     }
     if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(up->stream)); }
     if (is_in) { gcudai_cuda_leave(&scope); }
@@ -35597,7 +35597,7 @@ static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
     GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device,
         "making an uploader's stream");
     for (int i = 0; i < up->n_slots; ++i) {
-        GCUDAI_TRY(gcudai_cuda_take_pinned(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_STAGING,
+        GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_STAGING,
             up->slot_bytes, "a slot of an uploader", &up->slots[i].piece));
         up->slots[i].memory = (char *) up->slots[i].piece.ptr;
         GCUDAI_CUDA_TRY(
@@ -36412,9 +36412,9 @@ static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
 
 static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_conv_args * args) {
 #if GCUDAI_KERNEL_HAS(CONV)
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
     const gcuda_status st = gcuda_launch_conv_2d_packed(args, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, args->scratch);
+    gcudai_cuda_pool_put(&cu->pool, args->scratch);
     return st;
 #else
     (void) cu, (void) args;
