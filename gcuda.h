@@ -26857,7 +26857,7 @@ static gcuda_status gcudai_cuda_pool_acquire(
 }
 
 // Frees a piece, in any order. NULL is allowed.
-static void gcudai_cuda_pool_put(struct gcudai_cuda_pool * pool, void * ptr) {
+static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
             pool->blocks[i].is_used = false;
@@ -28377,7 +28377,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
             GCUDAI_CUBLAS_DEFAULT);
         st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
     }
-    gcudai_cuda_pool_put(&cu->pool, scratch); // in stream order, as all scratch
+    gcudai_cuda_pool_release(&cu->pool, scratch); // in stream order, as all scratch
     return st;
 }
 
@@ -28907,7 +28907,7 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
 static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
     if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
     const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
-    gcudai_cuda_pool_put(&cu->pool, job->scratch);
+    gcudai_cuda_pool_release(&cu->pool, job->scratch);
     return st;
 }
 
@@ -28932,7 +28932,7 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
         st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
         st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
-        gcudai_cuda_pool_put(&cu->pool, a); // in stream order: its next owner's work comes after the product
+        gcudai_cuda_pool_release(&cu->pool, a); // in stream order: its next owner's work comes after the product
     }
     return st;
 }
@@ -28955,7 +28955,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
         back.scale = scale;
         st = gcuda_launch_half_rows_back(&back, cu->stream);
     }
-    gcudai_cuda_pool_put(&cu->pool, b);
+    gcudai_cuda_pool_release(&cu->pool, b);
     return st;
 }
 
@@ -29007,8 +29007,8 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 16, &a);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 16, &b) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
-    gcudai_cuda_pool_put(&cu->pool, b);
-    gcudai_cuda_pool_put(&cu->pool, a);
+    gcudai_cuda_pool_release(&cu->pool, b);
+    gcudai_cuda_pool_release(&cu->pool, a);
     return st;
 }
 
@@ -30017,13 +30017,13 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         gcudai_cuda_contexts_wait(cu);
     }
     for (int i = 0; i < n; ++i) {
-        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].ids_copy);
-        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].y);
-        gcudai_cuda_pool_put(&shares[i].cu->pool, shares[i].b);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].ids_copy);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].y);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].b);
     }
-    gcudai_cuda_pool_put(&cu->pool, strip.rounded);
-    gcudai_cuda_pool_put(&cu->pool, packed[1]);
-    gcudai_cuda_pool_put(&cu->pool, packed[0]);
+    gcudai_cuda_pool_release(&cu->pool, strip.rounded);
+    gcudai_cuda_pool_release(&cu->pool, packed[1]);
+    gcudai_cuda_pool_release(&cu->pool, packed[0]);
     return st;
 }
 
@@ -30293,7 +30293,7 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args
     }
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
     const gcuda_status st = op->run(args, cu->stream);
-    gcudai_cuda_pool_put(&cu->pool, *scratch);
+    gcudai_cuda_pool_release(&cu->pool, *scratch);
     return st;
 }
 
@@ -30333,7 +30333,7 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     *t = copy.y;
     gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
-    gcudai_cuda_pool_put(&cu->pool, scratch);
+    gcudai_cuda_pool_release(&cu->pool, scratch);
     return st;
 }
 
@@ -30904,7 +30904,7 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
     void * const taken = running->data;
     const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
-    gcudai_cuda_pool_put(&cu->pool, taken);
+    gcudai_cuda_pool_release(&cu->pool, taken);
     return st;
 }
 
@@ -32962,7 +32962,7 @@ static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcud
     if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
     const gcuda_status st = gcudai_cuda_step_enqueue(cu, s);
-    gcudai_cuda_pool_put(&cu->pool, *s->scratch);
+    gcudai_cuda_pool_release(&cu->pool, *s->scratch);
     return st;
 }
 
@@ -33484,7 +33484,7 @@ static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gc
     return GCUDA_STATUS_SUCCESS;
 }
 static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    while (plan->n_taken > 0) { gcudai_cuda_pool_put(&cu->pool, plan->masks[--plan->n_taken].classes); }
+    while (plan->n_taken > 0) { gcudai_cuda_pool_release(&cu->pool, plan->masks[--plan->n_taken].classes); }
 }
 
 static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
@@ -36414,7 +36414,7 @@ static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_c
 #if GCUDAI_KERNEL_HAS(CONV)
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
     const gcuda_status st = gcuda_launch_conv_2d_packed(args, cu->stream);
-    gcudai_cuda_pool_put(&cu->pool, args->scratch);
+    gcudai_cuda_pool_release(&cu->pool, args->scratch);
     return st;
 #else
     (void) cu, (void) args;

@@ -24,7 +24,7 @@ static struct gcudai_cuda * backend_of(enum gcuda_cuda_pool kind, size_t reserve
 static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
     return gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "test", ptr);
 }
-static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_put(&cu->pool, ptr); }
+static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_release(&cu->pool, ptr); }
 
 static size_t scratch_of(struct gcudai_cuda * cu) {
     struct gcuda_cuda_stats s;

@@ -29,7 +29,7 @@ static struct gcudai_cuda * backend_of(enum gcuda_cuda_pool kind, size_t reserve
 static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
     return gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "test", ptr);
 }
-static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_put(&cu->pool, ptr); }
+static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_release(&cu->pool, ptr); }
 
 // What the device itself says is in use.
 static size_t used_of(int device) {
