@@ -3707,17 +3707,17 @@ GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
 // Routes of copies between devices. Some machines do not keep the driver's promise of peer access. So the first copy between two
 // devices that may use it copies a test pattern in both directions and compares. Access stays enabled only if every byte is intact.
 // gcuda_shutdown disables it again and forgets the results.
-enum gcuda_cuda_route {
-    GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
-    GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
-    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
-    GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
+enum gcuda_cuda_peer_path {
+    GCUDA_CUDA_PEER_PATH_UNKNOWN = 0, // not probed
+    GCUDA_CUDA_PEER_PATH_DIRECT = 1,  // by peer access
+    GCUDA_CUDA_PEER_PATH_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
+    GCUDA_CUDA_PEER_PATH_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
     bool is_possible; // the driver reports that the device can access the peer's memory
     bool is_probed;
     bool is_in_use;              // the test pattern was intact, and access is enabled
-    enum gcuda_cuda_route route; // of copies from the device to the peer
+    enum gcuda_cuda_peer_path path; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" if it is
     bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
@@ -27065,7 +27065,7 @@ struct gcudai_cuda {
     uint64_t waited_at;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
-    enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
+    enum gcuda_cuda_peer_path peer_paths[GCUDA_CUDA_MAX_DEVICES];
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
@@ -27189,7 +27189,7 @@ static void gcudai_cuda_wait_all_backends(void) {
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
-// Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
+// Paths, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
 // writes), so they are used only after a test pattern has arrived intact:
 //   DIRECT  the driver's copy with peer access
 //   DRIVER  the driver's copy without, which it stages
@@ -27197,7 +27197,7 @@ static void gcudai_cuda_wait_all_backends(void) {
 
 // State of an ordered pair, under the registry's lock. Both directions are probed together and both must work.
 struct gcudai_cuda_pair {
-    enum gcuda_cuda_route route;
+    enum gcuda_cuda_peer_path path;
     bool is_busy;     // a thread probes
     bool is_possible; // as the driver says
     bool is_ours;     // access was enabled by the probe
@@ -27325,7 +27325,7 @@ static void gcudai_cuda_probe_disable(struct gcudai_cuda_probe * p) {
     }
 }
 
-static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p) {
+static enum gcuda_cuda_peer_path gcudai_cuda_probe_run(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
         int can = 0;
         p->is_possible[i] =
@@ -27338,26 +27338,26 @@ static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p)
     }
     if (!gcudai_cuda_probe_open(p)) {
         snprintf(p->reason, sizeof(p->reason), "the probe had no memory or stream");
-        return GCUDA_CUDA_ROUTE_HOST;
+        return GCUDA_CUDA_PEER_PATH_HOST;
     }
     if (p->is_possible[0] && p->is_possible[1] && gcudai_cuda_probe_enable(p) &&
         gcudai_cuda_probe_all(p, "by peer access")) {
-        return GCUDA_CUDA_ROUTE_DIRECT;
+        return GCUDA_CUDA_PEER_PATH_DIRECT;
     }
     gcudai_cuda_probe_disable(p);
-    return gcudai_cuda_probe_all(p, "by the driver") ? GCUDA_CUDA_ROUTE_DRIVER : GCUDA_CUDA_ROUTE_HOST;
+    return gcudai_cuda_probe_all(p, "by the driver") ? GCUDA_CUDA_PEER_PATH_DRIVER : GCUDA_CUDA_PEER_PATH_HOST;
 }
 
-static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcuda_cuda_route route) {
+static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcuda_cuda_peer_path path) {
     gcudai_mutex_lock(&gcudai_g.lock);
     for (int i = 0; i < 2; ++i) {
         struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[p->device[i]][p->device[1 - i]];
-        pair->route = route;
+        pair->path = path;
         pair->is_busy = false;
         pair->is_possible = p->is_possible[i];
         pair->is_ours = p->is_ours[i];
         pair->is_linked = p->is_linked[i];
-        snprintf(pair->reason, sizeof(pair->reason), "%s", route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p->reason);
+        snprintf(pair->reason, sizeof(pair->reason), "%s", path == GCUDA_CUDA_PEER_PATH_DIRECT ? "" : p->reason);
     }
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
@@ -27365,42 +27365,42 @@ static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcud
 static void gcudai_cuda_probe_pair(int device, int peer) {
     struct gcudai_cuda_probe p;
     struct gcudai_cuda_scope scope;
-    enum gcuda_cuda_route route = GCUDA_CUDA_ROUTE_HOST;
+    enum gcuda_cuda_peer_path path = GCUDA_CUDA_PEER_PATH_HOST;
     GCUDAI_ZERO(p);
     p.device[0] = device;
     p.device[1] = peer;
     if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
-        route = gcudai_cuda_probe_run(&p);
+        path = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
         scope.is_away = true; // another device may be current
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
     }
-    gcudai_cuda_probe_keep(&p, route);
-    const bool is_direct = route == GCUDA_CUDA_ROUTE_DIRECT;
+    gcudai_cuda_probe_keep(&p, path);
+    const bool is_direct = path == GCUDA_CUDA_PEER_PATH_DIRECT;
     gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s", device, peer,
         is_direct && p.is_linked[0]        ? "peer access in use, by NVLink"
         : is_direct                        ? "peer access in use"
-        : route == GCUDA_CUDA_ROUTE_DRIVER ? "copies staged by the driver: "
+        : path == GCUDA_CUDA_PEER_PATH_DRIVER ? "copies staged by the driver: "
                                            : "copies staged in host memory: ",
         is_direct ? "" : p.reason);
 }
 
-// The route between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
+// The path between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
 // waits for the device, whose host callbacks may log.
-static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path_find(int from, int to) {
     struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
     for (;;) {
         gcudai_mutex_lock(&gcudai_g.lock);
-        const enum gcuda_cuda_route route = pair->route;
-        const bool is_mine = route == GCUDA_CUDA_ROUTE_UNKNOWN && !pair->is_busy;
+        const enum gcuda_cuda_peer_path path = pair->path;
+        const bool is_mine = path == GCUDA_CUDA_PEER_PATH_UNKNOWN && !pair->is_busy;
         if (is_mine) {
             pair->is_busy = gcudai_cuda_pairs[to][from].is_busy = true;
         }
         gcudai_mutex_unlock(&gcudai_g.lock);
-        if (route != GCUDA_CUDA_ROUTE_UNKNOWN) {
-            return route;
+        if (path != GCUDA_CUDA_PEER_PATH_UNKNOWN) {
+            return path;
         }
         if (is_mine) {
             gcudai_cuda_probe_pair(from, to);
@@ -27410,11 +27410,11 @@ static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
     }
 }
 
-static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path_known(int from, int to) {
     gcudai_mutex_lock(&gcudai_g.lock);
-    const enum gcuda_cuda_route route = gcudai_cuda_pairs[from][to].route;
+    const enum gcuda_cuda_peer_path path = gcudai_cuda_pairs[from][to].path;
     gcudai_mutex_unlock(&gcudai_g.lock);
-    return route;
+    return path;
 }
 
 // The registry's lock is held: nothing here may take it. Restores the caller's context.
@@ -27452,7 +27452,7 @@ static gcuda_status gcudai_cuda_want_pair(int device, int peer, const char * wha
 
 gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
     GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_probe_peer"));
-    (void) gcudai_cuda_route_find(device, peer);
+    (void) gcudai_cuda_peer_path_find(device, peer);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -27466,9 +27466,9 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     gcudai_mutex_lock(&gcudai_g.lock);
     const struct gcudai_cuda_pair pair = gcudai_cuda_pairs[device][peer];
     gcudai_mutex_unlock(&gcudai_g.lock);
-    info->route = pair.route;
-    info->is_probed = pair.route != GCUDA_CUDA_ROUTE_UNKNOWN;
-    info->is_in_use = pair.route == GCUDA_CUDA_ROUTE_DIRECT;
+    info->path = pair.path;
+    info->is_probed = pair.path != GCUDA_CUDA_PEER_PATH_UNKNOWN;
+    info->is_in_use = pair.path == GCUDA_CUDA_PEER_PATH_DIRECT;
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
@@ -27637,19 +27637,19 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
-static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
-    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
-        return gcudai_cuda_route_known(cu->device->index, to);
+// The path of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path(struct gcudai_cuda * cu, int to) {
+    if (cu->peer_paths[to] == GCUDA_CUDA_PEER_PATH_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
+        return gcudai_cuda_peer_path_known(cu->device->index, to);
     }
-    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN) {
-        cu->routes[to] =
-            gcudai_cuda_may_peer(cu) ? gcudai_cuda_route_find(cu->device->index, to) : GCUDA_CUDA_ROUTE_HOST;
+    if (cu->peer_paths[to] == GCUDA_CUDA_PEER_PATH_UNKNOWN) {
+        cu->peer_paths[to] =
+            gcudai_cuda_may_peer(cu) ? gcudai_cuda_peer_path_find(cu->device->index, to) : GCUDA_CUDA_PEER_PATH_HOST;
     }
-    return cu->routes[to];
+    return cu->peer_paths[to];
 }
 
-// Columns up to which a product's copies use the direct route.
+// Columns up to which a product's copies use the direct path.
 static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
     const int64_t chosen = cu->params.peer_max_batch;
     if (cu->peer_max[to] == 0) { // asked once
@@ -27662,16 +27662,16 @@ static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
 }
 
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
-    const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
+    const struct gcudai_cuda_move * m, enum gcuda_cuda_peer_path path, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
-    const bool is_captured = route != GCUDA_CUDA_ROUTE_DIRECT && (gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to));
-    if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
+    const bool is_captured = path != GCUDA_CUDA_PEER_PATH_DIRECT && (gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to));
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT || (path == GCUDA_CUDA_PEER_PATH_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
     // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot be waited for.
-    if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
+    if (path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
-            route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
+            path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
                                               : "which has to go through host memory");
     }
     if (*stage == NULL) {
@@ -27697,12 +27697,12 @@ static gcuda_status gcudai_cuda_send(
         m.height = 1;
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
-    enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
-    if (route == GCUDA_CUDA_ROUTE_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
+    enum gcuda_cuda_peer_path path = gcudai_cuda_peer_path(from, m.to);
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
         !gcudai_cuda_is_captured(from) && !gcudai_cuda_is_captured(to)) {
-        route = GCUDA_CUDA_ROUTE_HOST;
+        path = GCUDA_CUDA_PEER_PATH_HOST;
     }
-    const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
+    const gcuda_status st = gcudai_cuda_send_on(from, to, &m, path, stream);
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -27718,13 +27718,13 @@ static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, in
 // As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
-    const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
+    const enum gcuda_cuda_peer_path path = gcudai_cuda_peer_path_known(from, to);
     const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1, 0 };
     struct gcudai_cuda_stage * stage = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[to]));
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT || path == GCUDA_CUDA_PEER_PATH_DRIVER) {
         st = gcudai_cuda_move_peer(&m, cudaStreamPerThread);
     } else {
         st = gcudai_cuda_stage_new(from, to, NULL, &stage);
@@ -29515,7 +29515,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
                 "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
                 "gcuda_cuda_params.peer allows direct copies", cu->device->name, device);
         }
-        if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
+        if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
         }
@@ -29630,7 +29630,7 @@ static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
 
 // Whether a product's operand and result go directly between the backend's device and another.
 static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n_columns) {
-    return gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
+    return gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
 }
 
 #define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
