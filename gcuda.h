@@ -237,7 +237,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-split     row-split buffers: one weight over several devices, and its products
     >>impl-cuda-exec      nodes on a device: whether it supports them, and their launches
     >>impl-cuda-cancel    stopping a running graph: chunks of work, nodes cut into slices
-    >>impl-cuda-look      what a plan remembers of a graph's tensors
+    >>impl-cuda-snapshot  what a plan remembers of a graph's tensors
     >>impl-cuda-fusion    patterns of nodes that one launch computes; the order in which a plan runs nodes
     >>impl-cuda-plan      compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
@@ -30966,7 +30966,7 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-look   what a plan remembers of a graph's tensors
+// >>impl-cuda-snapshot   what a plan remembers of a graph's tensors
 // =====================================================================================================
 // A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
 // strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
@@ -30992,7 +30992,7 @@ struct gcudai_cuda_seen {
 };
 
 // The tensors of a graph: its nodes in their order, then whatever else they read.
-struct gcudai_cuda_look {
+struct gcudai_cuda_snapshot {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
@@ -31041,10 +31041,10 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
     return hash;
 }
 
-static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
-    gcudai_free(look->seen);
-    gcudai_map_free(&look->index);
-    GCUDAI_ZERO(*look);
+static void gcudai_cuda_snapshot_free(struct gcudai_cuda_snapshot * snapshot) {
+    gcudai_free(snapshot->seen);
+    gcudai_map_free(&snapshot->index);
+    GCUDAI_ZERO(*snapshot);
 }
 
 // Numbers the nodes, then the other sources as they come.
@@ -31071,13 +31071,13 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
 }
 
 // Visits the other tensors first, then the nodes, which come after their sources.
-static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
-    for (int n = 0; n < look->n_seen; ++n) {
-        const int i = (n + look->n_nodes) % look->n_seen;
-        struct gcudai_cuda_shape * s = &look->seen[i].shape;
-        s->is_dynamic = (look->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
+static void gcudai_cuda_snapshot_dynamic(struct gcudai_cuda_snapshot * snapshot) {
+    for (int n = 0; n < snapshot->n_seen; ++n) {
+        const int i = (n + snapshot->n_nodes) % snapshot->n_seen;
+        struct gcudai_cuda_shape * s = &snapshot->seen[i].shape;
+        s->is_dynamic = (snapshot->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && look->seen[s->src[k]].shape.is_dynamic);
+            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && snapshot->seen[s->src[k]].shape.is_dynamic);
         }
     }
 }
@@ -31092,11 +31092,11 @@ static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nod
     }
 }
 
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
+static void gcudai_cuda_snapshot_count(struct gcudai_cuda_snapshot * snapshot, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
     int32_t used[2];
-    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    gcudai_cuda_used_nodes(x, snapshot->n_nodes, t, used);
     for (int k = 0; k < 2; ++k) {
-        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+        if (used[k] >= 0) { snapshot->seen[used[k]].shape.n_uses++; }
     }
 }
 
@@ -31105,71 +31105,71 @@ static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
     return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
 }
 
-// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
-static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+// Hash of the uses of a slice's nodes by later nodes, as these are now. snapshot: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             int32_t used[2] = { -1, -1 };
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
             if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
-            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            if (src != NULL && snapshot != NULL) { gcudai_cuda_snapshot_count(snapshot, x, src); }
             for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? gcudai_hash(hash, (uint64_t) used[j] + 1) : hash; }
         }
     }
     return hash;
 }
 
-static void gcudai_cuda_look_fill(
-    struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
+static void gcudai_cuda_snapshot_fill(
+    struct gcudai_cuda_snapshot * snapshot, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     for (size_t slot = 0; slot < x->cap; ++slot) {
-        if (x->keys[slot] != NULL) { look->seen[x->values[slot]].tensor = x->keys[slot]; }
+        if (x->keys[slot] != NULL) { snapshot->seen[x->values[slot]].tensor = x->keys[slot]; }
     }
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
-        s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
+        s->tensor = i < snapshot->n_nodes ? graph->nodes[i] : s->tensor;
         gcudai_cuda_shape_of(s->tensor, &s->shape);
         gcudai_cuda_value_of(s->tensor, &s->value);
-        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
+        s->counted_at = i < snapshot->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
         s->n_counted = s->counted_at != GCUDAI_NONE ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
+            const struct gcuda_tensor * src = i < snapshot->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
-            if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
+            if (src != NULL) { gcudai_cuda_snapshot_count(snapshot, x, src); }
         }
     }
-    look->readers = gcudai_cuda_readers(x, graph, look);
-    for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
-        look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
+    snapshot->readers = gcudai_cuda_readers(x, graph, snapshot);
+    for (int i = 0; i < snapshot->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+        snapshot->seen[i].shape.n_uses = GCUDAI_MAX(snapshot->seen[i].shape.n_uses, snapshot->seen[i].n_counted);
     }
-    gcudai_cuda_look_dynamic(look);
-    for (int i = 0; i < look->n_seen; ++i) { look->hash = gcudai_cuda_mix(look->hash, &look->seen[i].shape); }
+    gcudai_cuda_snapshot_dynamic(snapshot);
+    for (int i = 0; i < snapshot->n_seen; ++i) { snapshot->hash = gcudai_cuda_mix(snapshot->hash, &snapshot->seen[i].shape); }
 }
 
-static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+static gcuda_status gcudai_cuda_snapshot_take(const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_tensor_map x;
     size_t n = (size_t) graph->n_nodes;
-    GCUDAI_ZERO(*look);
+    GCUDAI_ZERO(*snapshot);
     GCUDAI_ZERO(x);
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n += graph->nodes[i]->src[k] != NULL; }
     }
     GCUDAI_TRY(gcudai_map_reserve(&x, n));
-    look->n_nodes = graph->n_nodes;
-    look->n_seen = gcudai_cuda_index_fill(&x, graph);
-    look->no_fusion = graph->no_fusion;
-    look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
-    look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
-    if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
-        look->index = x;
+    snapshot->n_nodes = graph->n_nodes;
+    snapshot->n_seen = gcudai_cuda_index_fill(&x, graph);
+    snapshot->no_fusion = graph->no_fusion;
+    snapshot->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
+    snapshot->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(snapshot->n_seen, 1), sizeof(*snapshot->seen));
+    if (snapshot->seen != NULL) { gcudai_cuda_snapshot_fill(snapshot, &x, graph); }
+    if (snapshot->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        snapshot->index = x;
     } else {
         gcudai_map_free(&x);
     }
-    return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    return snapshot->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
-static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen && a->no_fusion == b->no_fusion;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
         const struct gcudai_cuda_shape x = gcudai_cuda_fixed_shape(&a->seen[i].shape), y = gcudai_cuda_fixed_shape(&b->seen[i].shape);
@@ -31183,13 +31183,13 @@ static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct
 }
 
 // In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
-static bool gcudai_cuda_same_seen(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_seen(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     int i = 0;
     while (i < a->n_seen && !gcudai_cuda_is_other(&a->seen[i], &b->seen[i])) { ++i; }
     return i == a->n_seen;
 }
 
-static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = true;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
         is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
@@ -31198,7 +31198,7 @@ static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const stru
 }
 
 // Whether three quarters of the tensors that are no nodes have the same values: the same part of the same model, by its weights.
-static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
     for (int i = a->n_nodes; i < a->n_seen && 4 * n_others <= n_leafs; ++i) {
@@ -31209,7 +31209,7 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const stru
 
 // Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
 // the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
-static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
+static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
     const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
     const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
@@ -31218,9 +31218,9 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
         return false;
     }
     bool is_same = true;
-    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
+    for (int k = 0; k < GCUDA_MAX_SRC && s < snapshot->seen + snapshot->n_nodes; ++k) {
         const int32_t at = s->shape.src[k];
-        is_same = is_same && t->src[k] == (at >= 0 ? look->seen[at].tensor : NULL);
+        is_same = is_same && t->src[k] == (at >= 0 ? snapshot->seen[at].tensor : NULL);
     }
     return is_same;
 }
@@ -31236,9 +31236,9 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
 }
 
 // Whether later nodes of the graph use the nodes of a slice as they did.
-static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
-    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+    return is_slice == (snapshot->index.keys != NULL) && (!is_slice || snapshot->readers == gcudai_cuda_readers(&snapshot->index, graph, NULL));
 }
 
 static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct gcudai_cuda_seen * s) {
@@ -31246,26 +31246,26 @@ static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct
     return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
-// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
+// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to snapshot at it anew.
 // graph NULL: the plan's own nodes.
-static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
-    const int n = look->n_nodes;
-    bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == look->no_fusion &&
-                                        (n == 0 || (graph->nodes[0] == look->seen[0].tensor &&
-                                                       graph->nodes[n - 1] == look->seen[n - 1].tensor)));
+static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
+    const int n = snapshot->n_nodes;
+    bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == snapshot->no_fusion &&
+                                        (n == 0 || (graph->nodes[0] == snapshot->seen[0].tensor &&
+                                                       graph->nodes[n - 1] == snapshot->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
-        const struct gcudai_cuda_seen * s = &look->seen[i];
+        const struct gcudai_cuda_seen * s = &snapshot->seen[i];
         is_same = graph->nodes[i] == s->tensor && gcudai_cuda_use_count(graph, s) == s->n_counted;
     }
-    for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
+    for (int i = 0; i < snapshot->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(snapshot, &snapshot->seen[i]); }
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(snapshot, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
-static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
+static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
         if (!gcudai_cuda_has_value(s)) {
             gcudai_cuda_value_of(s->tensor, &s->value);
             s->has_changed = true;
@@ -31293,7 +31293,7 @@ enum {
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
-    const struct gcudai_cuda_look * look;
+    const struct gcudai_cuda_snapshot * snapshot;
     const char * pattern; // that is being compared, in log messages; NULL: none are wanted
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
     int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
@@ -31357,14 +31357,14 @@ static bool gcudai_cuda_need(const struct gcudai_cuda_window * w, int i, bool fi
 }
 
 // How often the tensor at `at` is read; -1: it is an output, or no node of the graph.
-static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
-    const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
+static int gcudai_cuda_n_uses(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcudai_cuda_shape * s = at >= 0 && at < snapshot->n_nodes ? &snapshot->seen[at].shape : NULL;
     return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
 }
 
 // One node alone reads the window's node i, once, and node i is no output and no view: it need not be written.
 static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_n_uses(w->look, w->at[i]) == 1 && w->node[i]->view_src == NULL;
+    return gcudai_cuda_n_uses(w->snapshot, w->at[i]) == 1 && w->node[i]->view_src == NULL;
 }
 
 // The one of a node's two operands that is not `value`; NULL: neither or both are.
@@ -31500,7 +31500,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_wide(y))                                          \
     X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))                               \
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                                   \
-    X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->look, m->w->at[i]) == 2)                \
+    X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->snapshot, m->w->at[i]) == 2)                \
     X(SAME,       "has another shape than its operand",                gcuda_are_same_shape(y, v))                                      \
     X(NO_SHIFT,   "adds something",                                    gcudai_param_f32(y, 1) == 0.0f)                                  \
     X(SILU,       "is not SiLU",                                       gcudai_cuda_is_unary(y, GCUDA_UNARY_OP_SILU))                    \
@@ -31579,8 +31579,8 @@ static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
 static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * order = m->w->node[i - 1], * ids = m->w->node[i]->src[1];
     bool is_alone = ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0;
-    for (int k = 0; k < m->w->look->n_nodes && is_alone; ++k) {
-        const struct gcuda_tensor * t = m->w->look->seen[k].tensor;
+    for (int k = 0; k < m->w->snapshot->n_nodes && is_alone; ++k) {
+        const struct gcuda_tensor * t = m->w->snapshot->seen[k].tensor;
         is_alone = t->view_src != order || t == ids;
     }
     return is_alone && ids->ne[1] == order->ne[1] && ids->nb[1] == order->nb[1] && ids->ne[2] * ids->ne[3] == 1 && ids->ne[0] <= 32;
@@ -31597,7 +31597,7 @@ static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * first = m->w->node[0];
     const bool is_late = first->op == GCUDA_OP_ARGSORT;
     const struct gcuda_tensor * from = is_late ? first->src[0] : first;
-    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->look, m->w->look->seen[m->w->at[i]].shape.src[0]) == 1;
+    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->snapshot, m->w->snapshot->seen[m->w->at[i]].shape.src[0]) == 1;
     return is_alone && gcudai_cuda_is_column_of(m->w->node[i]->src[0], from) && gcuda_is_contiguous(from) &&
            from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
 }
@@ -31608,7 +31608,7 @@ static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, in
     const struct gcuda_tensor * t = w->node[i]->src[k];
     *n_uses = 0;
     if (t == value) { return true; }
-    *n_uses = gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i]].shape.src[k]);
+    *n_uses = gcudai_cuda_n_uses(w->snapshot, w->snapshot->seen[w->at[i]].shape.src[k]);
     return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
 }
 
@@ -31626,13 +31626,13 @@ static bool gcudai_cuda_is_sum_of_chosen(const struct gcudai_cuda_match * m, int
 // The weights are read by the sum and the division alone, through one view or two.
 static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i) {
     const struct gcudai_cuda_window * w = m->w;
-    const struct gcudai_cuda_look * look = w->look;
-    const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(look, w->at[sum - 1]);
-    const bool is_one_view = look->seen[w->at[sum]].shape.src[0] == look->seen[w->at[i]].shape.src[0];
+    const struct gcudai_cuda_snapshot * snapshot = w->snapshot;
+    const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(snapshot, w->at[sum - 1]);
+    const bool is_one_view = snapshot->seen[w->at[sum]].shape.src[0] == snapshot->seen[w->at[i]].shape.src[0];
     int n_sum = 0, n_div = 0;
     const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
     const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
-    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(look, w->at[i - 1]) == 1 &&
+    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(snapshot, w->at[i - 1]) == 1 &&
            gcuda_are_same_shape(w->node[i], w->node[sum]->src[0]);
 }
 
@@ -31644,7 +31644,7 @@ enum { // rows of a product's pattern
 };
 
 static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
-    return &w->look->seen[w->at[i]].choice;
+    return &w->snapshot->seen[w->at[i]].choice;
 }
 
 // A product on path VEC that takes an epilogue.
@@ -31970,19 +31970,19 @@ static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct g
 }
 
 // The tensor at `at` is all of v, packed, read once.
-static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_look * look, int at, const struct gcuda_tensor * v) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
-    return gcudai_cuda_n_uses(look, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_snapshot * snapshot, int at, const struct gcuda_tensor * v) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
+    return gcudai_cuda_n_uses(snapshot, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
            gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
 }
 
 // Source k of the window's node i is node `value`, or a packed view of all of it; nothing else reads either.
 static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
-    int at = w->look->seen[w->at[i]].shape.src[k];
+    int at = w->snapshot->seen[w->at[i]].shape.src[k];
     bool is_so = gcudai_cuda_is_inner(w, value);
     while (is_so && at >= 0 && at != w->at[value]) {
-        is_so = gcudai_cuda_is_packed_view(w->look, at, w->node[value]);
-        at = w->look->seen[at].shape.src[0];
+        is_so = gcudai_cuda_is_packed_view(w->snapshot, at, w->node[value]);
+        at = w->snapshot->seen[at].shape.src[0];
     }
     return is_so && at >= 0;
 }
@@ -32680,11 +32680,11 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
 // clang-format on
 
 // The nodes from place `first` of the order on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
-    w->look = look;
+static void gcudai_cuda_window_at(const struct gcudai_cuda_snapshot * snapshot, const int32_t * order, int first, struct gcudai_cuda_window * w) {
+    w->snapshot = snapshot;
     w->n = 0;
-    for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+    for (int i = first; i < snapshot->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
+        const struct gcuda_tensor * t = snapshot->seen[order[i]].tensor;
         if (!gcudai_is_skipped(t)) {
             w->at[w->n] = order[i];
             w->place[w->n] = i;
@@ -32762,10 +32762,10 @@ static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcu
 }
 
 // The first node after node `at` that reads it, or a view of it; -1: none that is near.
-static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
-    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
-        const struct gcuda_tensor * y = look->seen[i].tensor;
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
+    for (int i = at + 1; i < snapshot->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = snapshot->seen[i].tensor;
         for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
             if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
         }
@@ -32778,26 +32778,26 @@ static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
 }
 
 // A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
-static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
     if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t)) { return false; }
-    int reader = gcudai_cuda_reader_of(look, at);
-    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    int reader = gcudai_cuda_reader_of(snapshot, at);
+    enum gcuda_op op = reader >= 0 ? snapshot->seen[reader].tensor->op : GCUDA_OP_NONE;
     if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
-        reader = gcudai_cuda_reader_of(look, reader);
-        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+        reader = gcudai_cuda_reader_of(snapshot, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(snapshot->seen[reader].tensor->op);
     }
     return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
            op == GCUDA_OP_FLASH_ATTN_EXT;
 }
 
 // The node at place `from` moves to place `to` before it, if it may.
-static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_snapshot * snapshot, int32_t * order, int from, int to) {
     const int32_t node = order[from];
     bool may = true;
     for (int i = to; i < from && may; ++i) {
-        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
-        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+        const struct gcuda_tensor * x = snapshot->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, snapshot->seen[node].tensor);
     }
     if (!may) { return false; }
     memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
@@ -32806,26 +32806,26 @@ static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * 
 }
 
 // Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
-static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
-    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_snapshot * snapshot, int32_t * order, int first) {
+    const struct gcuda_tensor * a = snapshot->seen[order[first]].tensor;
     int to = first + 1;
     for (int is_other = 0; is_other < 2; ++is_other) {
-        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
-            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+        for (int i = to; i < snapshot->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = snapshot->seen[order[i]].tensor;
             if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
-                !gcudai_cuda_is_movable(look, order[i])) {
+                !gcudai_cuda_is_movable(snapshot, order[i])) {
                 continue;
             }
-            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+            to += i == to || gcudai_cuda_move_up(snapshot, order, i, to);
         }
     }
     return to;
 }
 
-static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
-    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
-    for (int i = 0; i < look->n_nodes && may_move; ++i) {
-        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+static void gcudai_cuda_order_of(const struct gcudai_cuda_snapshot * snapshot, bool may_move, int32_t * order) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < snapshot->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(snapshot, order[i])) { i = gcudai_cuda_gather_products(snapshot, order, i) - 1; }
     }
 }
 
@@ -32870,7 +32870,7 @@ struct gcudai_cuda_mask {
 
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
@@ -32907,7 +32907,7 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
 
 // The node at a place of the plan's order.
 static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
-    return &plan->look.seen[plan->order[place]];
+    return &plan->snapshot.seen[plan->order[place]];
 }
 
 // The node whose result a step leaves, by its index in the graph.
@@ -32930,8 +32930,8 @@ static void gcudai_cuda_step_make(
     GCUDAI_ZERO(w);
     s->mask = -1;
     w.cu = cu;
-    if (cu->plans.use_fusion && !plan->look.no_fusion) {
-        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
+    if (cu->plans.use_fusion && !plan->snapshot.no_fusion) {
+        gcudai_cuda_window_at(&plan->snapshot, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
     const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
@@ -33020,7 +33020,7 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const 
 
 // The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
 static struct gcuda_activation_layout gcudai_cuda_layout_after(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->snapshot, at);
     struct gcuda_activation_layout layout, none;
     int n_reads = 0;
     GCUDAI_ZERO(layout);
@@ -33350,10 +33350,10 @@ static void gcudai_cuda_written_add(struct gcudai_cuda_written * w, const struct
     w->n = GCUDAI_MIN(w->n + 1, GCUDAI_CUDA_WRITTEN + 1);
 }
 
-static void gcudai_cuda_written_by(const struct gcudai_cuda_look * look, struct gcudai_cuda_written * w) {
+static void gcudai_cuda_written_by(const struct gcudai_cuda_snapshot * snapshot, struct gcudai_cuda_written * w) {
     w->n = 0;
-    for (int i = 0; i < look->n_nodes; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        const struct gcuda_tensor * t = snapshot->seen[i].tensor;
         if (gcudai_is_skipped(t)) { continue; }
         gcudai_cuda_written_add(w, t);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -33387,7 +33387,7 @@ static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const bool may = cu->plans.use_overlap && plan->n_lanes == 1 && !plan->has_split && !plan->has_custom;
     struct gcudai_cuda_written written;
-    if (may) { gcudai_cuda_written_by(&plan->look, &written); }
+    if (may) { gcudai_cuda_written_by(&plan->snapshot, &written); }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
@@ -33510,8 +33510,8 @@ static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
     union gcuda_args unused;
     plan->has_indices = plan->has_split = plan->has_custom = false;
-    for (int i = 0; i < plan->look.n_nodes; ++i) {
-        const struct gcuda_tensor * y = plan->look.seen[i].tensor;
+    for (int i = 0; i < plan->snapshot.n_nodes; ++i) {
+        const struct gcuda_tensor * y = plan->snapshot.seen[i].tensor;
         if (gcudai_is_skipped(y)) { continue; }
         plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y, &unused) != NULL;
         plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
@@ -33531,21 +33531,21 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
-    bool is_stale = look->seen[node].has_changed;
+static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, int node) {
+    bool is_stale = snapshot->seen[node].has_changed;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const int32_t source = look->seen[node].shape.src[k];
-        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
+        const int32_t source = snapshot->seen[node].shape.src[k];
+        is_stale = is_stale || (source >= 0 && snapshot->seen[source].has_changed);
     }
     return is_stale;
 }
 
 // Chooses the paths of products on one device whose tensors have changed, or of all. Row-split weights choose when they first run.
-static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_look * look, bool all) {
-    for (int i = 0; i < look->n_nodes; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
+static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_snapshot * snapshot, bool all) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
         union gcuda_args args;
-        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(look, i))) { continue; }
+        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(snapshot, i))) { continue; }
         GCUDAI_ZERO(s->choice);
         if (gcudai_cuda_is_split(s->tensor)) { continue; }
         gcudai_op_row(s->tensor->op)->args(s->tensor, &args);
@@ -33555,16 +33555,16 @@ static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_
 }
 
 static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
-    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+    return cu->plans.use_fusion && !plan->snapshot.no_fusion && !plan->has_split;
 }
 
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const struct gcudai_cuda_look * look = &plan->look;
+    const struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
     plan->n_steps = 0;
     gcudai_cuda_plan_note(plan);
-    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
-    for (int i = 0; i < look->n_nodes;) {
+    gcudai_cuda_order_of(snapshot, gcudai_cuda_plan_may_move(cu, plan), plan->order);
+    for (int i = 0; i < snapshot->n_nodes;) {
         if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
@@ -33583,7 +33583,7 @@ static void gcudai_cuda_plan_link(struct gcudai_cuda * cu, struct gcudai_cuda_pl
     gcudai_cuda_plan_lanes(cu, plan);
     gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);
-    for (int i = 0; i < plan->look.n_seen; ++i) { plan->look.seen[i].has_changed = false; }
+    for (int i = 0; i < plan->snapshot.n_seen; ++i) { plan->snapshot.seen[i].has_changed = false; }
     plan->is_exec_current = false;
 }
 
@@ -33616,9 +33616,9 @@ static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_
     s->overlap = overlap;
 }
 
-static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
-    for (int i = 0; i < look->n_nodes; ++i) {
-        if (gcudai_cuda_is_stale(look, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, look->seen[i].tensor)); }
+static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        if (gcudai_cuda_is_stale(snapshot, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, snapshot->seen[i].tensor)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -33626,24 +33626,24 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
 // Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
 // changed.
 static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const struct gcudai_cuda_look * look = &plan->look;
+    const struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
     bool is_stale = false;
-    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    for (int i = 0; i < snapshot->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(snapshot, plan->order[i]); }
     if (!is_stale) { return true; }
-    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
-    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+    gcudai_cuda_order_of(snapshot, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) snapshot->n_nodes * sizeof(*plan->order)) == 0;
 }
 
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    struct gcudai_cuda_look * look = &plan->look;
-    gcudai_cuda_plan_choose(cu, look, false);
+    struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
+    gcudai_cuda_plan_choose(cu, snapshot, false);
     bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(snapshot, plan->order[k]); }
         if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
@@ -33672,41 +33672,41 @@ static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
 static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     if (plan == NULL) { return; }
     gcudai_cuda_plan_drop_exec(plan);
-    gcudai_cuda_look_free(&plan->look);
+    gcudai_cuda_snapshot_free(&plan->snapshot);
     gcudai_free(plan->steps);
     gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
-// Takes look over, also on failure.
+// Takes snapshot over, also on failure.
 static gcuda_status gcudai_cuda_plan_make(
-    struct gcudai_cuda * cu, struct gcudai_cuda_look * look, struct gcudai_cuda_plan ** result) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_snapshot * snapshot, struct gcudai_cuda_plan ** result) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     int n = 0;
     *result = NULL;
-    for (int i = 0; i < look->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
-        st = gcudai_cuda_can_step(cu, look->seen[i].tensor);
-        n += !gcudai_is_skipped(look->seen[i].tensor);
+    for (int i = 0; i < snapshot->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcudai_cuda_can_step(cu, snapshot->seen[i].tensor);
+        n += !gcudai_is_skipped(snapshot->seen[i].tensor);
     }
     struct gcudai_cuda_plan * plan =
         st == GCUDA_STATUS_SUCCESS ? (struct gcudai_cuda_plan *) gcudai_calloc(1, sizeof(*plan)) : NULL;
     if (plan == NULL) {
-        gcudai_cuda_look_free(look);
+        gcudai_cuda_snapshot_free(snapshot);
         return st != GCUDA_STATUS_SUCCESS ? st : GCUDA_STATUS_ALLOC_FAILED;
     }
-    plan->look = *look;
+    plan->snapshot = *snapshot;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(snapshot->n_nodes, 1), 2 * sizeof(*plan->order));
     if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
-    plan->next_order = plan->order + look->n_nodes;
-    plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
-    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
-    plan->n_bytes += look->index.cap * (sizeof(*look->index.keys) + sizeof(*look->index.values));
-    gcudai_cuda_plan_choose(cu, &plan->look, true);
+    plan->next_order = plan->order + snapshot->n_nodes;
+    plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) snapshot->n_seen * sizeof(*snapshot->seen);
+    plan->n_bytes += 2 * (size_t) snapshot->n_nodes * sizeof(*plan->order);
+    plan->n_bytes += snapshot->index.cap * (sizeof(*snapshot->index.keys) + sizeof(*snapshot->index.values));
+    gcudai_cuda_plan_choose(cu, &plan->snapshot, true);
     gcudai_cuda_plan_steps(cu, plan);
     gcudai_cuda_plan_link(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33980,40 +33980,40 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
 
 // The tensors are those that the plan knows, with their shapes.
 static gcuda_status gcudai_cuda_plan_again(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    if (!gcudai_cuda_look_again(&plan->look)) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_cuda_can_follow(cu, &plan->look));
+    if (!gcudai_cuda_snapshot_refresh(&plan->snapshot)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_can_follow(cu, &plan->snapshot));
     return gcudai_cuda_plan_follow(cu, plan);
 }
 
-// The plan becomes that of the tensors in look, which have its shape; or stays what it is, where these cannot be computed. Takes
-// look over.
+// The plan becomes that of the tensors in snapshot, which have its shape; or stays what it is, where these cannot be computed. Takes
+// snapshot over.
 static gcuda_status gcudai_cuda_plan_rebind(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
-        s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
+        s->has_changed = gcudai_cuda_is_other(s, &plan->snapshot.seen[i]) || plan->snapshot.seen[i].has_changed ||
                          s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
-        s->choice = plan->look.seen[i].choice;
+        s->choice = plan->snapshot.seen[i].choice;
     }
-    const gcuda_status st = gcudai_cuda_can_follow(cu, look);
+    const gcuda_status st = gcudai_cuda_can_follow(cu, snapshot);
     if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_cuda_look_free(look);
+        gcudai_cuda_snapshot_free(snapshot);
         return st;
     }
-    gcudai_cuda_look_free(&plan->look);
-    plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
+    gcudai_cuda_snapshot_free(&plan->snapshot);
+    plan->snapshot = *snapshot;
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = snapshot->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
 // The graph's shape is another: everything anew, the CUDA graph aside, which may take it over.
 static gcuda_status gcudai_cuda_plan_remake(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_cuda_plan * fresh = NULL;
-    GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
-    gcudai_cuda_look_free(&plan->look);
+    GCUDAI_TRY(gcudai_cuda_plan_make(cu, snapshot, &fresh));
+    gcudai_cuda_snapshot_free(&plan->snapshot);
     gcudai_free(plan->steps);
     gcudai_free(plan->order);
     fresh->exec = plan->exec;
@@ -34027,14 +34027,14 @@ static gcuda_status gcudai_cuda_plan_remake(
 
 static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, const struct gcuda_cgraph * graph) {
-    if (gcudai_cuda_is_same_graph(&plan->look, graph)) {
+    if (gcudai_cuda_is_same_graph(&plan->snapshot, graph)) {
         return gcudai_cuda_plan_again(cu, plan);
     }
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     if (graph != NULL) {
-        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
-        return gcudai_cuda_same_shapes(&plan->look, &look) ? gcudai_cuda_plan_rebind(cu, plan, &look)
-                                                           : gcudai_cuda_plan_remake(cu, plan, &look);
+        GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
+        return gcudai_cuda_same_shapes(&plan->snapshot, &snapshot) ? gcudai_cuda_plan_rebind(cu, plan, &snapshot)
+                                                           : gcudai_cuda_plan_remake(cu, plan, &snapshot);
     }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
@@ -34043,18 +34043,18 @@ static gcuda_status gcudai_cuda_plan_update_to(
 static gcuda_status gcudai_cuda_plan_create(
     gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * result) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     struct gcudai_cuda_plan * plan = NULL;
     *result = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
+    GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
     const gcuda_status st = gcudai_cuda_enter_of(&scope, cu->device);
     if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_cuda_look_free(&look);
+        gcudai_cuda_snapshot_free(&snapshot);
         return st;
     }
-    const gcuda_status made = gcudai_cuda_plan_make(cu, &look, &plan);
+    const gcuda_status made = gcudai_cuda_plan_make(cu, &snapshot, &plan);
     gcudai_cuda_leave(&scope);
     *result = plan;
     return made;
@@ -34087,11 +34087,11 @@ static bool gcudai_cuda_goes_by_node(const struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_plan_by_node(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
     struct gcuda_cgraph graph;
     GCUDAI_ZERO(graph);
-    graph.n_nodes = plan->look.n_nodes;
+    graph.n_nodes = plan->snapshot.n_nodes;
     graph.nodes = (struct gcuda_tensor **) gcudai_calloc((size_t) GCUDAI_MAX(graph.n_nodes, 1), sizeof(*graph.nodes));
     if (graph.nodes == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (int i = 0; i < graph.n_nodes; ++i) {
-        graph.nodes[i] = (struct gcuda_tensor *) (uintptr_t) plan->look.seen[i].tensor;
+        graph.nodes[i] = (struct gcuda_tensor *) (uintptr_t) plan->snapshot.seen[i].tensor;
     }
     const gcuda_status st = gcudai_cuda_run_nodes(cu, &graph);
     gcudai_free(graph.nodes);
@@ -34145,7 +34145,7 @@ static void gcudai_cuda_cache_trim(struct gcudai_cuda * cu) {
 // The plan of this graph, or of one with the same tensors.
 static struct gcudai_cuda_plan * gcudai_cuda_cache_same(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda_plan * p = cu->plans.first;
-    while (p != NULL && !gcudai_cuda_is_same_graph(&p->look, graph)) { p = p->next; }
+    while (p != NULL && !gcudai_cuda_is_same_graph(&p->snapshot, graph)) { p = p->next; }
     return p;
 }
 
@@ -34155,14 +34155,14 @@ static struct gcudai_cuda_plan * gcudai_cuda_older(struct gcudai_cuda_plan * a, 
 
 // A plan of the same shape: the one with the same values; or else one of the same part of a model. Of these it is the least recently
 // used one, if there are enough of them or it was used with other sizes of dynamic tensors.
-static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
+static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_cuda_plan * oldest = NULL, * resized = NULL;
     int n = 0;
     for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
-        if (!gcudai_cuda_same_shapes(&p->look, look)) { continue; }
-        if (gcudai_cuda_same_seen(&p->look, look)) { return p; }
-        if (!gcudai_cuda_same_leafs(&p->look, look)) { continue; }
-        if (gcudai_cuda_same_sizes(&p->look, look)) {
+        if (!gcudai_cuda_same_shapes(&p->snapshot, snapshot)) { continue; }
+        if (gcudai_cuda_same_seen(&p->snapshot, snapshot)) { return p; }
+        if (!gcudai_cuda_same_leafs(&p->snapshot, snapshot)) { continue; }
+        if (gcudai_cuda_same_sizes(&p->snapshot, snapshot)) {
             oldest = gcudai_cuda_older(oldest, p);
             n++;
         } else {
@@ -34174,18 +34174,18 @@ static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu,
 
 static gcuda_status gcudai_cuda_cache_find(
     struct gcudai_cuda * cu, const struct gcuda_cgraph * graph, struct gcudai_cuda_plan ** plan) {
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     *plan = gcudai_cuda_cache_same(cu, graph);
     if (*plan != NULL) {
         st = gcudai_cuda_plan_again(cu, *plan);
     } else {
-        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
-        *plan = gcudai_cuda_cache_twin(cu, &look);
+        GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
+        *plan = gcudai_cuda_cache_twin(cu, &snapshot);
         if (*plan != NULL) {
-            st = gcudai_cuda_plan_rebind(cu, *plan, &look);
+            st = gcudai_cuda_plan_rebind(cu, *plan, &snapshot);
         } else {
-            GCUDAI_TRY(gcudai_cuda_plan_make(cu, &look, plan));
+            GCUDAI_TRY(gcudai_cuda_plan_make(cu, &snapshot, plan));
             (*plan)->next = cu->plans.first;
             cu->plans.first = *plan;
             cu->plans.stats.n_plans++;
