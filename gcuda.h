@@ -30973,7 +30973,7 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 // nodes concerned get new arguments, and a CUDA graph is updated in place. Where sizes and strides are declared to change, these
 // are followed like values.
 
-struct gcudai_cuda_shape {
+struct gcudai_cuda_static_key {
     struct gcudai_node_kind kind;
     int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
     int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
@@ -30983,8 +30983,8 @@ struct gcudai_cuda_shape {
 };
 struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
-    struct gcudai_cuda_shape shape;
-    struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
+    struct gcudai_cuda_static_key static_key;
+    struct gcudai_node_value dynamic_key; // extra: of row-split weights, mixed from where their parts are
     int32_t n_counted; // what the graph's use counts say
     size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
     bool has_changed; // since the steps were made
@@ -31009,21 +31009,21 @@ static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
     return mixed;
 }
 
-static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
+static void gcudai_cuda_dynamic_key_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
     gcudai_node_value_of(t, v);
     v->buffer_type = gcudai_buffer_of(t) != NULL ? gcudai_buffer_of(t)->buft : NULL;
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 
 // All but the sources and the uses.
-static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cuda_shape * s) {
+static void gcudai_cuda_static_key_of(const struct gcuda_tensor * t, struct gcudai_cuda_static_key * s) {
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT, &s->kind);
     s->is_empty = gcuda_is_empty(t);
 }
 
 // What a plan cannot follow.
-static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda_shape * shape) {
-    struct gcudai_cuda_shape fixed = *shape;
+static struct gcudai_cuda_static_key gcudai_cuda_fixed_key(const struct gcudai_cuda_static_key * shape) {
+    struct gcudai_cuda_static_key fixed = *shape;
     if (fixed.is_dynamic) {
         memset(fixed.kind.ne, 0, sizeof(fixed.kind.ne));
         memset(fixed.kind.nb, 0, sizeof(fixed.kind.nb));
@@ -31031,8 +31031,8 @@ static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda
     return fixed;
 }
 
-static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * shape) {
-    const struct gcudai_cuda_shape fixed = gcudai_cuda_fixed_shape(shape);
+static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_static_key * shape) {
+    const struct gcudai_cuda_static_key fixed = gcudai_cuda_fixed_key(shape);
     uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
     memcpy(words, &fixed, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
@@ -31074,10 +31074,10 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
 static void gcudai_cuda_snapshot_dynamic(struct gcudai_cuda_snapshot * snapshot) {
     for (int n = 0; n < snapshot->n_seen; ++n) {
         const int i = (n + snapshot->n_nodes) % snapshot->n_seen;
-        struct gcudai_cuda_shape * s = &snapshot->seen[i].shape;
+        struct gcudai_cuda_static_key * s = &snapshot->seen[i].static_key;
         s->is_dynamic = (snapshot->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && snapshot->seen[s->src[k]].shape.is_dynamic);
+            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && snapshot->seen[s->src[k]].static_key.is_dynamic);
         }
     }
 }
@@ -31096,7 +31096,7 @@ static void gcudai_cuda_snapshot_count(struct gcudai_cuda_snapshot * snapshot, c
     int32_t used[2];
     gcudai_cuda_used_nodes(x, snapshot->n_nodes, t, used);
     for (int k = 0; k < 2; ++k) {
-        if (used[k] >= 0) { snapshot->seen[used[k]].shape.n_uses++; }
+        if (used[k] >= 0) { snapshot->seen[used[k]].static_key.n_uses++; }
     }
 }
 
@@ -31128,22 +31128,22 @@ static void gcudai_cuda_snapshot_fill(
     for (int i = 0; i < snapshot->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &snapshot->seen[i];
         s->tensor = i < snapshot->n_nodes ? graph->nodes[i] : s->tensor;
-        gcudai_cuda_shape_of(s->tensor, &s->shape);
-        gcudai_cuda_value_of(s->tensor, &s->value);
+        gcudai_cuda_static_key_of(s->tensor, &s->static_key);
+        gcudai_cuda_dynamic_key_of(s->tensor, &s->dynamic_key);
         s->counted_at = i < snapshot->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
         s->n_counted = s->counted_at != GCUDAI_NONE ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = i < snapshot->n_nodes ? s->tensor->src[k] : NULL;
-            s->shape.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
+            s->static_key.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
             if (src != NULL) { gcudai_cuda_snapshot_count(snapshot, x, src); }
         }
     }
     snapshot->readers = gcudai_cuda_readers(x, graph, snapshot);
     for (int i = 0; i < snapshot->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
-        snapshot->seen[i].shape.n_uses = GCUDAI_MAX(snapshot->seen[i].shape.n_uses, snapshot->seen[i].n_counted);
+        snapshot->seen[i].static_key.n_uses = GCUDAI_MAX(snapshot->seen[i].static_key.n_uses, snapshot->seen[i].n_counted);
     }
     gcudai_cuda_snapshot_dynamic(snapshot);
-    for (int i = 0; i < snapshot->n_seen; ++i) { snapshot->hash = gcudai_cuda_mix(snapshot->hash, &snapshot->seen[i].shape); }
+    for (int i = 0; i < snapshot->n_seen; ++i) { snapshot->hash = gcudai_cuda_mix(snapshot->hash, &snapshot->seen[i].static_key); }
 }
 
 static gcuda_status gcudai_cuda_snapshot_take(const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
@@ -31172,14 +31172,14 @@ static gcuda_status gcudai_cuda_snapshot_take(const struct gcuda_cgraph * graph,
 static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen && a->no_fusion == b->no_fusion;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
-        const struct gcudai_cuda_shape x = gcudai_cuda_fixed_shape(&a->seen[i].shape), y = gcudai_cuda_fixed_shape(&b->seen[i].shape);
+        const struct gcudai_cuda_static_key x = gcudai_cuda_fixed_key(&a->seen[i].static_key), y = gcudai_cuda_fixed_key(&b->seen[i].static_key);
         is_same = memcmp(&x, &y, sizeof(x)) == 0;
     }
     return is_same;
 }
 
 static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct gcudai_cuda_seen * b) {
-    return memcmp(&a->value, &b->value, sizeof(a->value)) != 0 || memcmp(&a->shape, &b->shape, sizeof(a->shape)) != 0;
+    return memcmp(&a->dynamic_key, &b->dynamic_key, sizeof(a->dynamic_key)) != 0 || memcmp(&a->static_key, &b->static_key, sizeof(a->static_key)) != 0;
 }
 
 // In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
@@ -31192,7 +31192,7 @@ static bool gcudai_cuda_same_seen(const struct gcudai_cuda_snapshot * a, const s
 static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = true;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
-        is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
+        is_same = memcmp(&a->seen[i].static_key, &b->seen[i].static_key, sizeof(a->seen[i].static_key)) == 0;
     }
     return is_same;
 }
@@ -31202,7 +31202,7 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const 
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
     for (int i = a->n_nodes; i < a->n_seen && 4 * n_others <= n_leafs; ++i) {
-        n_others += memcmp(&a->seen[i].value, &b->seen[i].value, sizeof(a->seen[i].value)) != 0;
+        n_others += memcmp(&a->seen[i].dynamic_key, &b->seen[i].dynamic_key, sizeof(a->seen[i].dynamic_key)) != 0;
     }
     return 4 * n_others <= n_leafs;
 }
@@ -31211,7 +31211,7 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const 
 // the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
 static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
+    const struct gcudai_node_kind * kind = &s->static_key.kind; // an unchanged size is as empty as it was
     const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
     if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
         memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
@@ -31219,7 +31219,7 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, 
     }
     bool is_same = true;
     for (int k = 0; k < GCUDA_MAX_SRC && s < snapshot->seen + snapshot->n_nodes; ++k) {
-        const int32_t at = s->shape.src[k];
+        const int32_t at = s->static_key.src[k];
         is_same = is_same && t->src[k] == (at >= 0 ? snapshot->seen[at].tensor : NULL);
     }
     return is_same;
@@ -31228,7 +31228,7 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, 
 // Whether a tensor still has its values.
 static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_value * v = &s->value;
+    const struct gcudai_node_value * v = &s->dynamic_key;
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
            (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
@@ -31267,7 +31267,7 @@ static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot)
     for (int i = 0; i < snapshot->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &snapshot->seen[i];
         if (!gcudai_cuda_has_value(s)) {
-            gcudai_cuda_value_of(s->tensor, &s->value);
+            gcudai_cuda_dynamic_key_of(s->tensor, &s->dynamic_key);
             s->has_changed = true;
         }
         has_changed = has_changed || s->has_changed; // or since an update that failed
@@ -31358,7 +31358,7 @@ static bool gcudai_cuda_need(const struct gcudai_cuda_window * w, int i, bool fi
 
 // How often the tensor at `at` is read; -1: it is an output, or no node of the graph.
 static int gcudai_cuda_n_uses(const struct gcudai_cuda_snapshot * snapshot, int at) {
-    const struct gcudai_cuda_shape * s = at >= 0 && at < snapshot->n_nodes ? &snapshot->seen[at].shape : NULL;
+    const struct gcudai_cuda_static_key * s = at >= 0 && at < snapshot->n_nodes ? &snapshot->seen[at].static_key : NULL;
     return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
 }
 
@@ -31597,7 +31597,7 @@ static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * first = m->w->node[0];
     const bool is_late = first->op == GCUDA_OP_ARGSORT;
     const struct gcuda_tensor * from = is_late ? first->src[0] : first;
-    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->snapshot, m->w->snapshot->seen[m->w->at[i]].shape.src[0]) == 1;
+    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->snapshot, m->w->snapshot->seen[m->w->at[i]].static_key.src[0]) == 1;
     return is_alone && gcudai_cuda_is_column_of(m->w->node[i]->src[0], from) && gcuda_is_contiguous(from) &&
            from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
 }
@@ -31608,7 +31608,7 @@ static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, in
     const struct gcuda_tensor * t = w->node[i]->src[k];
     *n_uses = 0;
     if (t == value) { return true; }
-    *n_uses = gcudai_cuda_n_uses(w->snapshot, w->snapshot->seen[w->at[i]].shape.src[k]);
+    *n_uses = gcudai_cuda_n_uses(w->snapshot, w->snapshot->seen[w->at[i]].static_key.src[k]);
     return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
 }
 
@@ -31628,7 +31628,7 @@ static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i
     const struct gcudai_cuda_window * w = m->w;
     const struct gcudai_cuda_snapshot * snapshot = w->snapshot;
     const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(snapshot, w->at[sum - 1]);
-    const bool is_one_view = snapshot->seen[w->at[sum]].shape.src[0] == snapshot->seen[w->at[i]].shape.src[0];
+    const bool is_one_view = snapshot->seen[w->at[sum]].static_key.src[0] == snapshot->seen[w->at[i]].static_key.src[0];
     int n_sum = 0, n_div = 0;
     const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
     const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
@@ -31978,11 +31978,11 @@ static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_snapshot * snaps
 
 // Source k of the window's node i is node `value`, or a packed view of all of it; nothing else reads either.
 static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
-    int at = w->snapshot->seen[w->at[i]].shape.src[k];
+    int at = w->snapshot->seen[w->at[i]].static_key.src[k];
     bool is_so = gcudai_cuda_is_inner(w, value);
     while (is_so && at >= 0 && at != w->at[value]) {
         is_so = gcudai_cuda_is_packed_view(w->snapshot, at, w->node[value]);
-        at = w->snapshot->seen[at].shape.src[0];
+        at = w->snapshot->seen[at].static_key.src[0];
     }
     return is_so && at >= 0;
 }
@@ -33012,7 +33012,7 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        const struct gcudai_cuda_static_key * shape = &gcudai_cuda_nth(plan, i)->static_key;
         n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
@@ -33049,7 +33049,7 @@ static bool gcudai_cuda_has_room_for(
     for (int i = s->first; i < s->first + s->n && layout->bytes > 0; ++i) {
         const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const int32_t source = seen->shape.src[k];
+            const int32_t source = seen->static_key.src[k];
             const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
@@ -33534,7 +33534,7 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, int node) {
     bool is_stale = snapshot->seen[node].has_changed;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const int32_t source = snapshot->seen[node].shape.src[k];
+        const int32_t source = snapshot->seen[node].static_key.src[k];
         is_stale = is_stale || (source >= 0 && snapshot->seen[source].has_changed);
     }
     return is_stale;
@@ -33993,7 +33993,7 @@ static gcuda_status gcudai_cuda_plan_rebind(
     for (int i = 0; i < snapshot->n_seen; ++i) {
         struct gcudai_cuda_seen * s = &snapshot->seen[i];
         s->has_changed = gcudai_cuda_is_other(s, &plan->snapshot.seen[i]) || plan->snapshot.seen[i].has_changed ||
-                         s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
+                         s->static_key.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
         s->choice = plan->snapshot.seen[i].choice;
     }
