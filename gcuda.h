@@ -27037,7 +27037,7 @@ enum {
 };
 
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
-enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
+enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SUBS = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
 
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
@@ -27069,9 +27069,9 @@ struct gcudai_cuda {
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // on other devices, then lanes on this one
-    cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
-    bool has_used_sides;      // since the last synchronize
+    struct gcudai_cuda * subs[GCUDAI_CUDA_SUBS]; // sub-backends: on peer devices, then lanes on this one
+    cudaStream_t copies[2];   // of one on a peer device, made when first wanted: of operands to there, of results from there
+    bool has_used_peers;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
     struct gcudai_cuda_profile * profile; // NULL: not requested
@@ -27086,14 +27086,14 @@ static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
     return cu->params.peer == GCUDA_CUDA_PEER_ON || (cu->params.peer == GCUDA_CUDA_PEER_AUTO && cu->owns_stream);
 }
 
-static void gcudai_cuda_contexts_wait(struct gcudai_cuda * cu);
+static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu);
 
 // When the device is lost, other devices may still be writing to memory that the caller is about to free.
 static gcuda_status gcudai_cuda_mark_lost(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
         snprintf(cu->why, sizeof(cu->why), "%.*s", (int) sizeof(cu->why) - 1, gcudai_message);
-        gcudai_cuda_contexts_wait(cu);
+        gcudai_cuda_subs_wait(cu);
     }
     return st;
 }
@@ -29472,19 +29472,19 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 // ---- products ----
 // The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
 // the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
-// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
+// all of them. The host waits for nothing. Each backend has its own peer per device, a backend there that nobody else sees, with streams,
 // scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
 // writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
 struct gcudai_cuda_share { // a device's part of a product
-    struct gcudai_cuda * cu; // the backend itself, or its side there
+    struct gcudai_cuda * cu; // the backend itself, or its peer there
     struct gcudai_cuda_rows rows;
     struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
     struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
-    void * b, * ids_copy, * y;      // scratch of a side
+    void * b, * ids_copy, * y;      // scratch of a peer
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
-    int64_t strip;                  // columns at a time; 0: all, on the side's one stream
+    int64_t strip;                  // columns at a time; 0: all, on the peer's one stream
     const struct gcudai_cuda_mm_choice * choice; // of all shares
 };
 
@@ -29497,8 +29497,8 @@ struct gcudai_cuda_strip {
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
-static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
-    if (cu->sides[device] == NULL) {
+static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** peer) {
+    if (cu->subs[device] == NULL) {
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
         params.device = device;
         params.stream = NULL;
@@ -29509,7 +29509,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
             return gcudai_fail(GCUDA_STATUS_FAILED,
                 "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         }
-        GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->subs[device]));
         if (cu->params.peer == GCUDA_CUDA_PEER_AUTO && !gcudai_cuda_may_peer(cu)) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN,
                 "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
@@ -29517,34 +29517,34 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
         }
         if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
-            (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
+            (void) gcudai_cuda_pool_grant(&cu->subs[device]->pool, cu->device->index);
         }
     }
-    *side = cu->sides[device];
+    *peer = cu->subs[device];
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All that a side, or a backend that is freed, has been given. Its device is current.
-static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
+// All that a peer, or a backend that is freed, has been given. Its device is current.
+static void gcudai_cuda_sub_wait(const struct gcudai_cuda * peer) {
     for (int i = 0; i < 2; ++i) {
-        if (side->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(side->copies[i])); }
+        if (peer->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->copies[i])); }
     }
-    (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(side->stream));
+    (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->stream));
 }
 
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
-static void gcudai_cuda_contexts_wait(struct gcudai_cuda * cu) {
+static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     struct gcudai_error failure;
     bool has_sides = false;
     gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL && gcudai_cuda_enter_of(&scope, cu->subs[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
             if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
                 (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize());
             } else {
-                gcudai_cuda_side_wait(cu->sides[i]);
+                gcudai_cuda_sub_wait(cu->subs[i]);
             }
             gcudai_cuda_leave(&scope);
         }
@@ -29554,12 +29554,12 @@ static void gcudai_cuda_contexts_wait(struct gcudai_cuda * cu) {
 }
 
 // What a device that faulted says only when it is asked: the main stream does not know of it.
-static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
+static gcuda_status gcudai_cuda_subs_check(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_sides; ++i) {
-        if (cu->sides[i] != NULL) {
-            GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->sides[i]->device));
-            const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_peers; ++i) {
+        if (cu->subs[i] != NULL) {
+            GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->subs[i]->device));
+            const cudaError_t err = cudaStreamSynchronize(cu->subs[i]->stream); // joined: it is over
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {
                 return gcudai_cuda_mark_lost(cu,
@@ -29567,15 +29567,15 @@ static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
             }
         }
     }
-    cu->has_used_sides = false;
+    cu->has_used_peers = false;
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) {
-            gcuda_backend_free(&cu->sides[i]->backend);
-            cu->sides[i] = NULL;
+static void gcudai_cuda_subs_free(struct gcudai_cuda * cu) {
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) {
+            gcuda_backend_free(&cu->subs[i]->backend);
+            cu->subs[i] = NULL;
         }
     }
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
@@ -29597,7 +29597,7 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
         }
         GCUDAI_ZERO(*s);
         s->cu = cu;
-        if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_side(cu, i, &s->cu)); }
+        if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_peer_context(cu, i, &s->cu)); }
         s->rows = r;
         s->args = *p;
         s->args.a.data = gcuda_backend_cuda_get_split_data(a, i);
@@ -29661,10 +29661,10 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
+// Replaces an operand by its packed copy in the peer's scratch memory. n_columns: of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcudai_cuda_move move;
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -29677,10 +29677,10 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     move.height = (size_t) (t->ne[1] * t->ne[2]);
     move.n_columns = n_columns;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, t->nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, size, purpose, scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, size, purpose, scratch));
     t->data = move.dst = *scratch;
     copy.y = *t;
-    return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
+    return s->fetches ? gcuda_launch_cpy(&copy, peer->stream) : gcudai_cuda_send(cu, peer, move, peer->stream);
 }
 
 // A part of a product on the path of the whole, with the scratch that the part needs.
@@ -29708,15 +29708,15 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
+// Copies the operands to a peer and multiplies there, after what the main stream has queued so far.
 static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_array * y = &s->args.y;
     const int64_t n_columns = y->ne[1] * y->ne[2];
     size_t y_size = 0;
     if (!s->writes_y) {
         GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-        GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+        GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, y_size, "row-split product: result", &s->y));
         y->data = s->y;
     }
     GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->args.b, n_columns, "row-split product: operand", &s->b));
@@ -29726,7 +29726,7 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_share_multiply(s);
 }
 
-// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
+// Copies n columns of a peer's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -29740,16 +29740,16 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// Orders one stream of a side after another one of it.
-static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
-    GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
-    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
+// Orders one stream of a peer after another one of it.
+static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaStream_t before, cudaStream_t after) {
+    GCUDAI_CUDA_TRY(cudaEventRecord(peer->copied, before), peer->device->index, "ordering strips of columns");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, peer->copied, 0), peer->device->index, "ordering strips of columns");
     return GCUDA_STATUS_SUCCESS;
 }
 
 // ---- strips of columns ----
-// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
-// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
+// A peer with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
+// back. WGMMA rounds its activations: the main device does that for all peers, which halves the bytes sent. The stream of results is
 // ordered after all others at the end.
 
 // A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
@@ -29765,7 +29765,7 @@ static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const 
            cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
 }
 
-// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
+// Columns of a strip of a peer with peer access; 0: no strips. A rounded strip may be all columns.
 static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
@@ -29787,28 +29787,28 @@ static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
 
-// Allocates a side's scratch for all strips.
+// Allocates a peer's scratch for all strips.
 static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
     size_t size = (size_t) gcudai_cuda_tiles(x.ne[1], GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes, y_size = 0;
     if (c->rounded == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
     GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&side->pool, side->stream, size, "row-split product: operand", &s->b));
-    return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, y_size, "row-split product: result", &s->y));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, size, "row-split product: operand", &s->b));
+    return gcudai_cuda_sub_order(peer, peer->stream, peer->copies[0]);
 }
 
-// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
+// Copies the columns of a strip to a peer; rounded ones after the event that the main device has recorded.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcudai_cuda_move move;
     GCUDAI_ZERO(move);
     move.n_columns = x->ne[1];
     if (c->rounded != NULL) {
-        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->copies[0], cu->copied, 0), side->device->index, "waiting for a strip of columns");
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(peer->copies[0], cu->copied, 0), peer->device->index, "waiting for a strip of columns");
         move.src = c->rounded + gcudai_cuda_strip_at(c);
         move.dst = (char *) s->b + gcudai_cuda_strip_at(c);
         move.width = (size_t) gcudai_cuda_tiles(c->end - c->first, GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
@@ -29820,7 +29820,7 @@ static gcuda_status gcudai_cuda_strip_bring(
         move.dst = (char *) s->b + (size_t) c->first * move.width;
         move.height = (size_t) (c->end - c->first);
     }
-    return gcudai_cuda_send(cu, side, move, side->copies[0]);
+    return gcudai_cuda_send(cu, peer, move, peer->copies[0]);
 }
 
 // The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
@@ -29831,10 +29831,10 @@ static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const 
     return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
 
-// Copies a strip to a side, multiplies it, and copies the result back.
+// Copies a strip to a peer, multiplies it, and copies the result back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
     const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_mul_mat_args p = s->args;
     size_t size = 0;
     GCUDAI_TRY(gcudai_layout(p.b.type, p.b.ne, p.b.nb, &size));
@@ -29842,14 +29842,14 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     p.b.data = (char *) s->b + (size_t) c->first * p.b.nb[1];
     p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1];
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
-    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
-                                  : gcudai_cuda_multiply_part(side, s->choice, p));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
-    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
+    GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->copies[0], peer->stream));
+    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(peer, &p, (char *) s->b + gcudai_cuda_strip_at(c))
+                                  : gcudai_cuda_multiply_part(peer, s->choice, p));
+    GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->stream, peer->copies[1]));
+    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, peer->copies[1]);
 }
 
-// Copies a side's rows of the result to the main device and orders the main stream after the side.
+// Copies a peer's rows of the result to the main device and orders the main stream after the peer.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
@@ -29860,18 +29860,18 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+// Orders the peer's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
 static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
-    struct gcudai_cuda * side = s->cu;
-    const int device = side->device->index;
+    struct gcudai_cuda * peer = s->cu;
+    const int device = peer->device->index;
     s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s) : 0;
-    if (s->strip > 0 && side->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
+    if (s->strip > 0 && peer->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
     for (int i = 0; i < 2 && s->strip > 0; ++i) {
-        if (side->copies[i] == NULL) {
-            GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&side->copies[i], cudaStreamNonBlocking), device, "a stream for copies");
+        if (peer->copies[i] == NULL) {
+            GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&peer->copies[i], cudaStreamNonBlocking), device, "a stream for copies");
         }
     }
-    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), device, "waiting for the operand");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(peer->stream, cu->copied, 0), device, "waiting for the operand");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -29928,7 +29928,7 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
+// Sets the size of strips, the least that a peer wants, and allocates their rounded columns. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * rounded = NULL;
@@ -29945,13 +29945,13 @@ static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
+// All peers begin before the main device multiplies, and it multiplies before any peer ends. c: zero-filled; the caller releases its
 // rounded columns.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
-    cu->has_used_sides = true;
+    cu->has_used_peers = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, c);
@@ -30014,7 +30014,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_mark_lost(cu, st);
-        gcudai_cuda_contexts_wait(cu);
+        gcudai_cuda_subs_wait(cu);
     }
     for (int i = 0; i < n; ++i) {
         gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].ids_copy);
@@ -33273,7 +33273,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
 // Streams and events of a plan. A first run makes them, not a capture.
 static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
     for (int l = 1; l < plan->n_lanes; ++l) {
-        struct gcudai_cuda ** lane = &cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1];
+        struct gcudai_cuda ** lane = &cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1];
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller
         if (*lane != NULL) { continue; }
         params.device = cu->device->index;
@@ -33301,7 +33301,7 @@ static gcuda_status gcudai_cuda_lane_wait(
 
 static gcuda_status gcudai_cuda_lane_step(
     struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
-    struct gcudai_cuda * lane = s->lane == 0 ? cu : cu->sides[GCUDA_CUDA_MAX_DEVICES + s->lane - 1];
+    struct gcudai_cuda * lane = s->lane == 0 ? cu : cu->subs[GCUDA_CUDA_MAX_DEVICES + s->lane - 1];
     GCUDAI_TRY(gcudai_cuda_lane_wait(cu, plan, lane, s->wait));
     GCUDAI_TRY(gcudai_cuda_step_run(lane, s));
     if (s->event >= 0) {
@@ -33316,7 +33316,7 @@ static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gc
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_lane_wait(cu, plan, cu, plan->wait) : st;
     for (int l = 1; l < plan->n_lanes && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
-        (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
+        (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
     }
     return st;
 }
@@ -33723,8 +33723,8 @@ static gcuda_status gcudai_cuda_plan_make(
 
 static uint64_t gcudai_cuda_scratch_generation(const struct gcudai_cuda * cu) {
     uint64_t generation = cu->pool.generation;
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { generation += cu->sides[i]->pool.generation; }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { generation += cu->subs[i]->pool.generation; }
     }
     return generation;
 }
@@ -33951,7 +33951,7 @@ static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcud
     }
     *is_launched = st == GCUDA_STATUS_SUCCESS;
     cu->plans.stats.n_graph_launches += *is_launched;
-    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_contexts_wait(cu); } // impossible during the capture
+    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_subs_wait(cu); } // impossible during the capture
     if (*is_launched || st == GCUDA_STATUS_DEVICE_LOST) { return st; }
     gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on without a CUDA graph", gcudai_message);
     gcudai_cuda_plan_drop_exec(plan);
@@ -33964,7 +33964,7 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
     cu->may_have_bad_index = cu->may_have_bad_index || plan->has_indices;
     cu->captures_indices = cu->captures_indices || (plan->has_indices && cu->is_captured);
     if (plan->has_run && gcudai_cuda_plan_may_capture(cu, plan)) {
-        cu->has_used_sides = cu->has_used_sides || plan->has_split;
+        cu->has_used_peers = cu->has_used_peers || plan->has_split;
         GCUDAI_TRY(gcudai_cuda_plan_launch(cu, plan, &is_launched));
     }
     if (!is_launched) {
@@ -34327,7 +34327,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     }
     err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
     gcuda_status st = gcudai_cuda_result(cu, err, "cudaStreamSynchronize", "queued work");
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_sides_check(cu) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_subs_check(cu) : st;
     if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
         cu->may_have_bad_index = false;
         st = gcudai_cuda_fail_index(cu);
@@ -34480,10 +34480,10 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
     const bool is_captured = cu->stream != NULL && !cu->owns_stream && gcudai_cuda_is_captured(cu);
-    if (cu->stream != NULL && !is_captured) { gcudai_cuda_side_wait(cu); }
+    if (cu->stream != NULL && !is_captured) { gcudai_cuda_sub_wait(cu); }
     gcudai_cuda_unlist(cu);
     gcudai_cuda_plans_close(cu);
-    gcudai_cuda_sides_free(cu);
+    gcudai_cuda_subs_free(cu);
     gcudai_cublas_close(cu, is_captured);
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
@@ -34570,7 +34570,7 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
-// whole: what the new one is a side of, whose budget it shares; NULL: nothing.
+// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
 static gcuda_status gcudai_cuda_open(
     const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
     struct gcudai_cuda_scope scope;
@@ -34674,8 +34674,8 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     size_t idle = cu->pool.reserved - cu->pool.in_use;
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { idle += cu->sides[i]->pool.reserved - cu->sides[i]->pool.in_use; }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { idle += cu->subs[i]->pool.reserved - cu->subs[i]->pool.in_use; }
     }
     *stats = gcudai_cuda_ledger_stats(&cu->ledger, idle);
     return GCUDA_STATUS_SUCCESS;
@@ -34716,8 +34716,8 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_pool_trim_unused(&cu->pool);
     gcudai_cuda_leave(&scope);
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->subs[i]->backend)); }
     }
     return before;
 }

@@ -415,7 +415,7 @@ TEST(a_budget_spans_the_devices_a_backend_works_on) {
     fresh(2, 64 * MB, 1);
     struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 10 * MB);
     REQUIRE(cu != NULL);
-    CHECK_OK(gcudai_cuda_side(cu, 1, &side)); // as split weights make them
+    CHECK_OK(gcudai_cuda_peer_context(cu, 1, &side)); // as split weights make them
     CHECK_OK(gcudai_cuda_pool_acquire(&side->pool, side->stream, 6 * MB - 300, "test", &p));
     CHECK(take(cu, 5 * MB, &q) == GCUDA_STATUS_ALLOC_FAILED);
     CHECK_HAS(gcuda_last_error(), "budget of the backend");
