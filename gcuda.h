@@ -27017,9 +27017,9 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     int max_plans;
     size_t max_bytes;
     uint64_t clock;
-    bool use_graphs, use_fusion, use_lanes, use_overlap;
+    bool use_graphs, use_fusion, use_streams, use_overlap;
     uint64_t n_choices; // paths of products chosen so far: a test counts them
-    cudaEvent_t * events; // between lanes
+    cudaEvent_t * events; // between streams
     size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
@@ -27036,8 +27036,8 @@ enum {
     GCUDAI_CUDA_INDEXERS
 };
 
-// Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
-enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SUBS = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
+// Streams that a plan may use: the backend's own, stream 0, and forked ones, made when a plan first wants them.
+enum { GCUDAI_CUDA_STREAMS = 4, GCUDAI_CUDA_SUBS = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_STREAMS - 1 };
 
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
@@ -27069,7 +27069,7 @@ struct gcudai_cuda {
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * subs[GCUDAI_CUDA_SUBS]; // sub-backends: on peer devices, then lanes on this one
+    struct gcudai_cuda * subs[GCUDAI_CUDA_SUBS]; // sub-backends: on peer devices, then on forked streams of this one
     cudaStream_t copies[2];   // of one on a peer device, made when first wanted: of operands to there, of results from there
     bool has_used_peers;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
@@ -32842,9 +32842,9 @@ struct gcudai_cuda_step {
     int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
-    int lane;        // the stream that it runs on
-    int32_t event;   // recorded after it, for steps on other lanes; -1: none waits
-    int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
+    int stream;        // the stream that it runs on
+    int32_t event;   // recorded after it, for steps on other streams; -1: none waits
+    int32_t wait[GCUDAI_CUDA_STREAMS]; // for which step of each stream it waits; -1: for none
     enum gcuda_overlap overlap;      // with the previous step
     int mask;             // of the plan's, whose classes it reads; -1: none
     bool makes_classes;   // it is the first to read them
@@ -32879,9 +32879,9 @@ struct gcudai_cuda_plan {
     bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
     bool has_run;       // all that a first run makes exists
     bool no_graph;      // a capture failed, or copies between devices go through host memory, which captures cannot do
-    bool no_lanes;      // they could not be made
-    int n_lanes, n_events;
-    int32_t wait[GCUDAI_CUDA_LANES]; // for which steps the backend's stream waits at the end
+    bool no_streams;      // they could not be made
+    int n_streams, n_events;
+    int32_t wait[GCUDAI_CUDA_STREAMS]; // for which steps the backend's stream waits at the end
     cudaGraphExec_t exec;
     bool is_exec_current;
     bool is_relinked;    // more than arguments of steps differs from exec: the steps are others, or overlap otherwise
@@ -33081,7 +33081,7 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
     }
 }
 
-// ---- lanes: independent branches on separate streams ----
+// ---- forked streams: independent branches run concurrently ----
 // A region is a run of steps: its first step comes after all earlier steps, and the next step after the region waits for all of them.
 // Within a region, a step waits for earlier steps that write memory which it touches, or that touch memory which it writes. Memory
 // that the allocator gives from one branch to another is seen that way too. Lanes are chosen as if each step took a fixed time more
@@ -33100,7 +33100,7 @@ struct gcudai_cuda_region {
     int first, n; // steps
     uint64_t before[GCUDAI_CUDA_REGION]; // which steps of the region each one waits for
     double bytes[GCUDAI_CUDA_REGION];
-    int32_t last[GCUDAI_CUDA_LANES]; // of the region before, on each lane; -1: none
+    int32_t last[GCUDAI_CUDA_STREAMS]; // of the region before, on each stream; -1: none
 };
 
 static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct gcuda_tensor * t, bool is_written) {
@@ -33148,90 +33148,90 @@ static bool gcudai_cuda_region_add(struct gcudai_cuda_region * r, const struct g
     return is_ok;
 }
 
-// Estimates of a large GPU, in microseconds: what a kernel takes beyond its bytes, and a dependency from lane to lane; bytes in one.
+// Estimates of a large GPU, in microseconds: what a kernel takes beyond its bytes, and a dependency from stream to stream; bytes in one.
 static const double gcudai_cuda_kernel_us = 3.0, gcudai_cuda_cross_us = 1.5, gcudai_cuda_bytes_per_us = 3e6;
 
-// The lanes of a region's steps, when each step ends, and from when on each lane is free.
+// The streams of a region's steps, when each step ends, and from when on each stream is free.
 struct gcudai_cuda_schedule {
-    int lane[GCUDAI_CUDA_REGION];
-    double end[GCUDAI_CUDA_REGION], free_at[GCUDAI_CUDA_LANES];
+    int stream[GCUDAI_CUDA_REGION];
+    double end[GCUDAI_CUDA_REGION], free_at[GCUDAI_CUDA_STREAMS];
 };
 
-// When step j can begin on a lane. The first step is on lane 0; other lanes wait for it.
-static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const struct gcudai_cuda_schedule * s, int j, int lane) {
-    double at = s->free_at[lane];
+// When step j can begin on a stream. The first step is on stream 0; other streams wait for it.
+static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const struct gcudai_cuda_schedule * s, int j, int stream) {
+    double at = s->free_at[stream];
     for (int p = 0; p < j; ++p) {
-        if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, s->end[p] + (s->lane[p] == lane ? 0.0 : gcudai_cuda_cross_us)); }
+        if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, s->end[p] + (s->stream[p] == stream ? 0.0 : gcudai_cuda_cross_us)); }
     }
     return at;
 }
 
-// The lane on which each step begins first. False: in parallel they would end hardly earlier than in order.
+// The stream on which each step begins first. False: in parallel they would end hardly earlier than in order.
 static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
     double serial = 0.0, longest = 0.0, bytes_us = 0.0;
     bool is_used = false;
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->free_at[l] = 0.0; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { s->free_at[l] = 0.0; }
     for (int j = 0; j < r->n; ++j) {
         const double us = gcudai_cuda_kernel_us + r->bytes[j] / gcudai_cuda_bytes_per_us;
         double best = gcudai_cuda_begin_at(r, s, j, 0);
-        s->lane[j] = 0;
-        for (int l = 1; l < GCUDAI_CUDA_LANES && j > 0; ++l) {
+        s->stream[j] = 0;
+        for (int l = 1; l < GCUDAI_CUDA_STREAMS && j > 0; ++l) {
             const double at = gcudai_cuda_begin_at(r, s, j, l);
-            if (at < best) { s->lane[j] = l; }
+            if (at < best) { s->stream[j] = l; }
             best = GCUDAI_MIN(at, best);
         }
-        s->end[j] = s->free_at[s->lane[j]] = best + us;
-        for (int l = 1; l < GCUDAI_CUDA_LANES && j == 0; ++l) { s->free_at[l] = s->end[0] + gcudai_cuda_cross_us; }
-        is_used = is_used || s->lane[j] > 0;
+        s->end[j] = s->free_at[s->stream[j]] = best + us;
+        for (int l = 1; l < GCUDAI_CUDA_STREAMS && j == 0; ++l) { s->free_at[l] = s->end[0] + gcudai_cuda_cross_us; }
+        is_used = is_used || s->stream[j] > 0;
         serial += us;
-        bytes_us += us - gcudai_cuda_kernel_us; // memory is read in order whatever the lanes
-        longest = GCUDAI_MAX(longest, s->end[j] + (s->lane[j] > 0 ? gcudai_cuda_cross_us : 0.0));
+        bytes_us += us - gcudai_cuda_kernel_us; // memory is read in order whatever the streams
+        longest = GCUDAI_MAX(longest, s->end[j] + (s->stream[j] > 0 ? gcudai_cuda_cross_us : 0.0));
     }
     return is_used && GCUDAI_MAX(longest, bytes_us + gcudai_cuda_kernel_us) < 0.9 * serial;
 }
 
-// What step j of the region waits for. known: of each lane, the last step of each other lane that it has waited for.
-static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r, const int * lane, int j,
-    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES]) {
+// What step j of the region waits for. known: of each stream, the last step of each other stream that it has waited for.
+static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r, const int * stream, int j,
+    int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS]) {
     struct gcudai_cuda_step * s = &plan->steps[r->first + j];
-    s->lane = lane[j];
+    s->stream = stream[j];
     for (int p = 0; p < j; ++p) {
-        const bool is_first = p == 0 && lane[j] > 0 && known[lane[j]][0] < 0; // after all steps before the region
-        if (lane[p] != lane[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[lane[j]][lane[p]]) {
-            s->wait[lane[p]] = known[lane[j]][lane[p]] = r->first + p;
+        const bool is_first = p == 0 && stream[j] > 0 && known[stream[j]][0] < 0; // after all steps before the region
+        if (stream[p] != stream[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[stream[j]][stream[p]]) {
+            s->wait[stream[p]] = known[stream[j]][stream[p]] = r->first + p;
         }
     }
 }
 
-// Ends the region: its steps get their lanes and what they wait for. A step that has waited for a lane does not wait for its earlier
+// Ends the region: its steps get their streams and what they wait for. A step that has waited for a stream does not wait for its earlier
 // steps again.
 static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
     struct gcudai_cuda_schedule dealt;
-    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES];
+    int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS];
     const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, &dealt);
     memset(known, 0xff, sizeof(known)); // -1
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
         if (r->n > 0) { plan->steps[r->first].wait[l] = r->last[l]; }
         r->last[l] = -1;
     }
     for (int j = 1; j < r->n && is_dealt; ++j) {
-        gcudai_cuda_region_waits(plan, r, dealt.lane, j, known);
-        if (dealt.lane[j] > 0) { r->last[dealt.lane[j]] = r->first + j; }
+        gcudai_cuda_region_waits(plan, r, dealt.stream, j, known);
+        if (dealt.stream[j] > 0) { r->last[dealt.stream[j]] = r->first + j; }
     }
     r->first += r->n;
     r->n = 0;
     r->n_uses = 0;
 }
 
-static void gcudai_cuda_plan_one_lane(struct gcudai_cuda_plan * plan) {
-    plan->n_lanes = 1;
+static void gcudai_cuda_plan_one_stream(struct gcudai_cuda_plan * plan) {
+    plan->n_streams = 1;
     plan->n_events = 0;
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = -1; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { plan->wait[l] = -1; }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        s->lane = 0;
+        s->stream = 0;
         s->event = -1;
-        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->wait[l] = -1; }
+        for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { s->wait[l] = -1; }
     }
 }
 
@@ -33239,47 +33239,47 @@ static void gcudai_cuda_plan_one_lane(struct gcudai_cuda_plan * plan) {
 static void gcudai_cuda_plan_events(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     for (int i = 0; i <= plan->n_steps; ++i) {
         const int32_t * wait = i < plan->n_steps ? plan->steps[i].wait : plan->wait;
-        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+        for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
             if (wait[l] >= 0 && plan->steps[wait[l]].event < 0) { plan->steps[wait[l]].event = plan->n_events++; }
         }
-        if (i < plan->n_steps && plan->steps[i].lane > 0) {
-            plan->n_lanes = GCUDAI_MAX(plan->n_lanes, plan->steps[i].lane + 1);
+        if (i < plan->n_steps && plan->steps[i].stream > 0) {
+            plan->n_streams = GCUDAI_MAX(plan->n_streams, plan->steps[i].stream + 1);
             cu->plans.stats.n_beside++;
         }
     }
 }
 
-static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+static void gcudai_cuda_plan_fork(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_region r;
-    bool is_ok = cu->plans.use_lanes && !plan->has_split && !plan->has_custom && !plan->no_lanes;
-    gcudai_cuda_plan_one_lane(plan);
+    bool is_ok = cu->plans.use_streams && !plan->has_split && !plan->has_custom && !plan->no_streams;
+    gcudai_cuda_plan_one_stream(plan);
     if (!is_ok) { return; }
     GCUDAI_ZERO(r);
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
         is_ok = gcudai_cuda_region_add(&r, plan, &plan->steps[i]);
     }
     gcudai_cuda_region_end(plan, &r);
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = r.last[l]; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { plan->wait[l] = r.last[l]; }
     gcudai_free(r.uses);
     if (is_ok) {
         gcudai_cuda_plan_events(cu, plan);
     } else {
-        gcudai_cuda_plan_one_lane(plan);
+        gcudai_cuda_plan_one_stream(plan);
     }
 }
 
 // Streams and events of a plan. A first run makes them, not a capture.
-static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
-    for (int l = 1; l < plan->n_lanes; ++l) {
-        struct gcudai_cuda ** lane = &cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1];
+static gcuda_status gcudai_cuda_make_streams(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    for (int l = 1; l < plan->n_streams; ++l) {
+        struct gcudai_cuda ** fork = &cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1];
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller
-        if (*lane != NULL) { continue; }
+        if (*fork != NULL) { continue; }
         params.device = cu->device->index;
         params.stream = NULL;
         params.cublas = NULL;
-        GCUDAI_TRY(gcudai_cuda_open(&params, cu, lane));
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, fork));
     }
     struct gcudai_cuda_plans * p = &cu->plans;
     for (; p->n_events < (size_t) plan->n_events; p->n_events++) {
@@ -33289,33 +33289,33 @@ static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_lane_wait(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda * lane, const int32_t * wait) {
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+static gcuda_status gcudai_cuda_stream_wait(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda * fork, const int32_t * wait) {
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
         if (wait[l] < 0) { continue; }
-        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(lane->stream, cu->plans.events[plan->steps[wait[l]].event], 0), cu->device->index,
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(fork->stream, cu->plans.events[plan->steps[wait[l]].event], 0), cu->device->index,
             "ordering branches");
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_lane_step(
+static gcuda_status gcudai_cuda_stream_step(
     struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
-    struct gcudai_cuda * lane = s->lane == 0 ? cu : cu->subs[GCUDA_CUDA_MAX_DEVICES + s->lane - 1];
-    GCUDAI_TRY(gcudai_cuda_lane_wait(cu, plan, lane, s->wait));
-    GCUDAI_TRY(gcudai_cuda_step_run(lane, s));
+    struct gcudai_cuda * fork = s->stream == 0 ? cu : cu->subs[GCUDA_CUDA_MAX_DEVICES + s->stream - 1];
+    GCUDAI_TRY(gcudai_cuda_stream_wait(cu, plan, fork, s->wait));
+    GCUDAI_TRY(gcudai_cuda_step_run(fork, s));
     if (s->event >= 0) {
-        GCUDAI_CUDA_TRY(cudaEventRecord(cu->plans.events[s->event], lane->stream), cu->device->index, "ordering branches");
+        GCUDAI_CUDA_TRY(cudaEventRecord(cu->plans.events[s->event], fork->stream), cu->device->index, "ordering branches");
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// After a failure no work may be in flight on a lane that no stream waits for.
-static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+// After a failure no work may be in flight on a stream that none waits for.
+static gcuda_status gcudai_cuda_plan_run_forked(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_lane_wait(cu, plan, cu, plan->wait) : st;
-    for (int l = 1; l < plan->n_lanes && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
+    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_stream_step(cu, plan, &plan->steps[i]); }
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_stream_wait(cu, plan, cu, plan->wait) : st;
+    for (int l = 1; l < plan->n_streams && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
         (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
     }
     return st;
@@ -33385,7 +33385,7 @@ static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_
 
 // Events between streams order whole kernels, the user's functions launch what they like.
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const bool may = cu->plans.use_overlap && plan->n_lanes == 1 && !plan->has_split && !plan->has_custom;
+    const bool may = cu->plans.use_overlap && plan->n_streams == 1 && !plan->has_split && !plan->has_custom;
     struct gcudai_cuda_written written;
     if (may) { gcudai_cuda_written_by(&plan->snapshot, &written); }
     for (int i = 0; i < plan->n_steps; ++i) {
@@ -33448,7 +33448,7 @@ static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcud
 static int gcudai_cuda_shared_mask(struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s, bool * is_first) {
     struct gcuda_flash_attn_ext_args * p = &s->args.op.flash_attn_ext;
     p->mask_classes = NULL;
-    const size_t n_bytes = plan->n_lanes == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
+    const size_t n_bytes = plan->n_streams == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
     return n_bytes > 0 && n_bytes != SIZE_MAX ? gcudai_cuda_mask_of(plan, p, n_bytes, s->first, is_first) : -1;
 }
 
@@ -33580,7 +33580,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
 // Everything that depends on all steps.
 static void gcudai_cuda_plan_link(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_columns(cu, plan);
-    gcudai_cuda_plan_lanes(cu, plan);
+    gcudai_cuda_plan_fork(cu, plan);
     gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);
     for (int i = 0; i < plan->snapshot.n_seen; ++i) { plan->snapshot.seen[i].has_changed = false; }
@@ -33768,12 +33768,12 @@ static gcuda_status gcudai_cuda_plan_in_line(
 
 // In a capture of the caller's, who knows of no other stream, all is on the one.
 static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    if (plan->n_lanes > 1 && !cu->is_captured && !plan->no_lanes) {
-        const gcuda_status st = gcudai_cuda_lanes_ready(cu, plan);
-        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_on_lanes(cu, plan); }
+    if (plan->n_streams > 1 && !cu->is_captured && !plan->no_streams) {
+        const gcuda_status st = gcudai_cuda_make_streams(cu, plan);
+        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_run_forked(cu, plan); }
         if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
-        plan->no_lanes = true;
+        plan->no_streams = true;
     }
     return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_NOTE_NOTHING);
 }
@@ -33861,7 +33861,7 @@ static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcu
 
 // All steps are on one stream, in order.
 static bool gcudai_cuda_plan_is_in_line(const struct gcudai_cuda_plan * plan) {
-    return (plan->n_lanes == 1 || plan->no_lanes) && !plan->has_split;
+    return (plan->n_streams == 1 || plan->no_streams) && !plan->has_split;
 }
 
 static bool gcudai_cuda_plan_may_patch(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
@@ -34238,7 +34238,7 @@ static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
     cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
     const char * opt = gcudai_env("GCUDA_CUDA_GRAPH_OPT");
-    cu->plans.use_lanes = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
+    cu->plans.use_streams = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
     const char * pdl = gcudai_env("GCUDA_CUDA_PDL");
     cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl == NULL || strcmp(pdl, "0") != 0) && gcuda_has_overlap();
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
@@ -34627,8 +34627,8 @@ static gcuda_status gcudai_cuda_open(
     return st;
 }
 
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
-    return gcuda_backend_is_cuda(backend) && ((struct gcudai_cuda *) backend)->plans.use_lanes;
+static bool gcudai_cuda_has_forked_streams(gcuda_backend_t backend) {
+    return gcuda_backend_is_cuda(backend) && ((struct gcudai_cuda *) backend)->plans.use_streams;
 }
 
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
@@ -36684,7 +36684,7 @@ gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return NUL
 static void gcudai_cuda_unregister_all(void) {}
 static void gcudai_cublas_forget(void) {}
 static void gcudai_cuda_forget(void) {}
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) { return false; }
+static bool gcudai_cuda_has_forked_streams(gcuda_backend_t backend) { return false; }
 
 #if GCUDAI_GNU_LIKE
 #pragma GCC diagnostic pop
@@ -37114,7 +37114,7 @@ static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcud
     if (s->galloc == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     s->galloc->keeps_retired = true;
     for (int i = 0; i < s->n_backends; ++i) {
-        s->galloc->keeps_branches = s->galloc->keeps_branches || gcudai_cuda_has_lanes(s->backends[i].backend);
+        s->galloc->keeps_branches = s->galloc->keeps_branches || gcudai_cuda_has_forked_streams(s->backends[i].backend);
     }
     return gcudai_map_reserve(&s->map, p->graph_size);
 }
