@@ -3605,7 +3605,7 @@ struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the oth
     size_t n_bytes; // host memory, without that of CUDA for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
     uint64_t n_fused; // launches for several nodes, in the plans made
-    uint64_t n_beside; // launches on streams of concurrent branches, in the plans made
+    uint64_t n_concurrent; // launches on streams of concurrent branches, in the plans made
     uint64_t n_patched; // updates of single nodes of a CUDA graph, without a new capture
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
@@ -33244,7 +33244,7 @@ static void gcudai_cuda_plan_events(struct gcudai_cuda * cu, struct gcudai_cuda_
         }
         if (i < plan->n_steps && plan->steps[i].stream > 0) {
             plan->n_streams = GCUDAI_MAX(plan->n_streams, plan->steps[i].stream + 1);
-            cu->plans.stats.n_beside++;
+            cu->plans.stats.n_concurrent++;
         }
     }
 }

@@ -230,9 +230,9 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK((stats.n_fused > 0) == ((mode & FUSION) != 0) && (stats.n_graph_launches > 0) == ((mode & GRAPHS) != 0));
-        CHECK(stats.n_beside == 0 || (mode & BESIDE) != 0);
-        n_beside += stats.n_beside;
-        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_beside == 0)); // with forks it is captured as a whole
+        CHECK(stats.n_concurrent == 0 || (mode & BESIDE) != 0);
+        n_beside += stats.n_concurrent;
+        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_concurrent == 0)); // with forks it is captured as a whole
         gcuda_backend_free(backend);
     }
     n_compared++;

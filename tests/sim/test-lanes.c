@@ -23,10 +23,10 @@ static gcuda_backend_t backend_with(enum gcuda_cuda_switch concurrency, enum gcu
     return gcuda_backend_cuda_init_params(&p);
 }
 
-static uint64_t n_beside(gcuda_backend_t backend) {
+static uint64_t n_concurrent(gcuda_backend_t backend) {
     struct gcuda_cuda_plan_stats s;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &s));
-    return s.n_beside;
+    return s.n_concurrent;
 }
 
 static gcuda_backend_buffer_type_t on_gpu(int layer, void * user) {

@@ -918,7 +918,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     count_patterns(planned);
     *n_fused += s.n_fused;
     *n_replayed += s.n_graph_launches;
-    *n_beside += s.n_beside;
+    *n_beside += s.n_concurrent;
     one_free(&on_cpu);
     one_free(&b);
     one_free(&a);
