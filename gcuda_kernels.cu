@@ -17567,7 +17567,7 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 // them. So that both overlap, some threads of a block only copy and others only multiply, with a ring of stages in shared memory.
 //   roles      a warpgroup is four warps. One warpgroup, or one warp, is the producer: a single thread of it starts the copies. The other
 //              warpgroups are consumers, which multiply. Each role is a branch of one `if`. With a producer warpgroup the branches begin
-//              with d_give_registers and d_take_registers
+//              with d_setmaxnreg_dec and d_setmaxnreg_inc
 //   stage      shared memory for one step of both operands, and two mbarriers
 //   `full`     arrival count 1: the producer's. Its phase completes when the producer has arrived and all expected bytes have landed
 //   `empty`    arrival count: the consumer warps; in a cluster those of all blocks that read the stage
@@ -17780,8 +17780,8 @@ static inline __device__ void d_named_arrive(int id, int n_threads) {
 }
 // setmaxnreg, called by all four warps of a warpgroup: sets the registers per thread to N, a multiple of 8 from 24 to 256. give releases
 // registers, take waits for released ones. The kernel has __launch_bounds__ with a number of blocks per SM.
-template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
-template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
+template <int N> static inline __device__ void d_setmaxnreg_dec() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
+template <int N> static inline __device__ void d_setmaxnreg_inc() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
 
 // ---- wgmma: descriptors of operands in shared memory ----
 // wgmma descriptors of shared-memory layouts. A row is an index m of A or n of B. Numbers are for 16-bit elements; other sizes have the same
@@ -18732,18 +18732,18 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
 }
 
 // setmaxnreg: producers release registers to consumers; with two blocks per SM each has half of the registers.
-template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
+template <bool ARE_TWO> static inline __device__ void d_wg_setmaxnreg_dec() {
     if constexpr (ARE_TWO) {
-        d_give_registers<32>();
+        d_setmaxnreg_dec<32>();
     } else {
-        d_give_registers<40>();
+        d_setmaxnreg_dec<40>();
     }
 }
-template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
+template <bool ARE_TWO> static inline __device__ void d_wg_setmaxnreg_inc() {
     if constexpr (ARE_TWO) {
-        d_take_registers<104>();
+        d_setmaxnreg_inc<104>();
     } else {
-        d_take_registers<232>();
+        d_setmaxnreg_inc<232>();
     }
 }
 
@@ -18766,14 +18766,14 @@ static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ?
     d_cluster_sync();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<TN == WG_FEW>();
+        d_wg_setmaxnreg_dec<TN == WG_FEW>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, rank);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, rank, thread - (128 - WG_FETCHERS));
         }
     } else {
-        d_wg_take_registers<TN == WG_FEW>();
+        d_wg_setmaxnreg_inc<TN == WG_FEW>();
         d_wg_multiply(p, ring, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still multicast to this one
@@ -18799,14 +18799,14 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
     __syncthreads();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<true>();
+        d_wg_setmaxnreg_dec<true>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, 0);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, 0, thread - (128 - WG_FETCHERS));
         }
     } else {
-        d_wg_take_registers<true>();
+        d_wg_setmaxnreg_inc<true>();
         d_wg_multiply(p, ring, 0, thread - 128);
     }
 #else
@@ -18841,10 +18841,10 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
     d_cluster_sync();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<false>();
+        d_wg_setmaxnreg_dec<false>();
         if (thread == 0) { d_wg_gemm_fetch<T, TN>(p, a, b, stages, full, empty, rank); }
     } else {
-        d_wg_take_registers<false>();
+        d_wg_setmaxnreg_inc<false>();
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still multicast to this one
@@ -19713,10 +19713,10 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     }
     __syncthreads();
     if (thread < 128) {
-        d_give_registers<72>();
+        d_setmaxnreg_dec<72>();
         d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
     } else {
-        d_take_registers<216>();
+        d_setmaxnreg_inc<216>();
         d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
     }
 #else
@@ -19912,10 +19912,10 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     }
     __syncthreads();
     if (thread < 128) {
-        d_give_registers<72>();
+        d_setmaxnreg_dec<72>();
         d_wg_rows_fetch(p, q, s, r, thread);
     } else {
-        d_take_registers<216>();
+        d_setmaxnreg_inc<216>();
         d_mbarrier_wait(weights, 0);
         d_wg_rows_multiply(p, q, s, r, d_shared_address(w), out, thread - 128);
     }
@@ -22760,7 +22760,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     d_pdl_prologue();
     __syncthreads();
     if ((int) threadIdx.x >= 128 * S::consumers) {
-        d_give_registers<S::helper_registers>();
+        d_setmaxnreg_dec<S::helper_registers>();
         const int warp = (int) threadIdx.x / 32 - 4 * S::consumers;
         if (warp == 0) {
             d_attn_wg_fetch<S>(a, k_map, v_map, ring);
@@ -22770,7 +22770,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
             d_attn_wg_biases<S>(a, ring);
         }
     } else {
-        d_take_registers<S::consumer_registers>();
+        d_setmaxnreg_inc<S::consumer_registers>();
         d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring);
     }
 #else
