@@ -36876,7 +36876,7 @@ void gcuda_shutdown(void) {
 // Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that one operation
 // writes. Backends are assigned to groups.
 
-enum gcudai_sched_why {
+enum gcudai_sched_reason {
     GCUDAI_SCHED_NOBODY,
     GCUDAI_SCHED_CALLER,
     GCUDAI_SCHED_PLACED,
@@ -36914,7 +36914,7 @@ struct gcudai_sched_item {
     int32_t first_copy;
     int32_t n_writes; // of an owner: in-place writes by the nodes divided so far
     int32_t why_item; // the weight that decided the backend
-    uint8_t why;
+    uint8_t reason;
     bool is_placed, is_node, is_written; // is_written: an owner that some node writes in place
     int32_t node;                        // of a node: its index in the graph
     gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
@@ -37370,10 +37370,10 @@ static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     return *known == 1;
 }
 
-static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcudai_sched_why why) {
+static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcudai_sched_reason reason) {
     struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     rep->backend = b;
-    rep->why = (uint8_t) why;
+    rep->reason = (uint8_t) reason;
 }
 
 // Fails with the reason why no backend, or not backend b (b >= 0), takes the group of an item.
@@ -37525,7 +37525,7 @@ static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
 static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcudai_sched_item * group = &s->items[rep];
-    if (group->why == GCUDAI_SCHED_CALLER || group->first_member != node || s->items[node].next_member >= 0) { return; }
+    if (group->reason == GCUDAI_SCHED_CALLER || group->first_member != node || s->items[node].next_member >= 0) { return; }
     for (int b = 0; b < group->backend; ++b) {
         bool is_better = s->backends[b].buft == s->backends[group->backend].buft && gcudai_sched_can(s, b, rep);
         for (int k = 0; k < GCUDA_MAX_SRC && is_better; ++k) {
@@ -38699,15 +38699,15 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 
 // ---- text ----
 
-static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
+static void gcudai_sched_text_reason(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
     static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
         "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
-    gcudai_append(out, "%s", words[rep->why]);
-    if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
+    gcudai_append(out, "%s", words[rep->reason]);
+    if (rep->reason == GCUDAI_SCHED_WEIGHT || rep->reason == GCUDAI_SCHED_OFFLOAD) {
         gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
     if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
@@ -38729,7 +38729,7 @@ static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text *
         if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
-    gcudai_sched_text_why(s, out, i);
+    gcudai_sched_text_reason(s, out, i);
     gcudai_append(out, "\n");
 }
 
