@@ -907,23 +907,23 @@ struct gcuda_array {
     X(SILU_BACK,               silu_back,               2,   0,  REUSE,       binary,              elements,           any,                  \
            none,              0,    0,      plain,   silu_back,              floats,    BASE,      no,    no,     no,    binary)             \
     /* norm */                                                                                                                               \
-    X(NORM,                    norm,                    1,   0,  NONE,        norm,                spans3,             any,                  \
+    X(NORM,                    norm,                    1,   0,  NONE,        norm,                parts3,             any,                  \
            norm,              0,    0,      scratch, norm,                   any,       BASE,      no,    no,     rows,  rows)               \
-    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                spans2,             any,                  \
+    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                parts2,             any,                  \
            rms_norm,          0,    0,      scratch, rms_norm,               any,       BASE,      no,    no,     rows,  rows)               \
-    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                spans2,             any,                  \
+    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                parts2,             any,                  \
            l2_norm,           0,    0,      scratch, l2_norm,                any,       BASE,      no,    no,     rows,  rows)               \
-    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       spans2,             any,                  \
+    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       parts2,             any,                  \
            none,              0,    0,      plain,   rms_norm_back,          any,       BASE,      no,    no,     no,    rms_norm_back)      \
     X(GROUP_NORM,              group_norm,              1,   0,  NONE,        group_norm,          group_norm,         any,                  \
            group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    images)             \
     X(SUM,                     sum,                     1,   0,  NONE,        sum,                 total,              any,                  \
            sum,               0,    0,      scratch, sum,                    floats,    BASE,      no,    no,     no,    whole)              \
-    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              parts2,             any,                  \
            sum_rows,          0,    0,      scratch, sum_rows,               floats,    BASE,      no,    no,     no,    rows)               \
-    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              parts2,             any,                  \
            mean,              0,    0,      scratch, mean,                   floats,    BASE,      no,    no,     no,    rows)               \
-    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              parts2,             any,                  \
            none,              0,    0,      scratch, cumsum,                 any,       BASE,      no,    no,     no,    rows)               \
     X(ARGMAX,                  argmax,                  1,   0,  NONE,        reduce,              argmax,             any,                  \
            none,              0,    0,      plain,   argmax,                 argmax,    BASE,      no,    no,     no,    argmax)             \
@@ -935,9 +935,9 @@ struct gcuda_array {
     X(TOP_K,                   top_k,                   1,   0,  NONE,        sort,                top_k,              any,                  \
            none,              0,    0,      scratch, top_k,                  any,       BASE,      no,    no,     no,    rows)               \
     /* norm, continued */                                                                                                                    \
-    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            spans3,             any,                  \
+    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            parts3,             any,                  \
            soft_max,          0,    0,      scratch, soft_max,               floats,    BASE,      no,    no,     no,    soft_max)           \
-    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       spans2,             any,                  \
+    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       parts2,             any,                  \
            none,              0,    0,      plain,   soft_max_back,          any,       BASE,      no,    no,     no,    soft_max_back)      \
     X(ROPE,                    rope,                    2,   1,  REUSE,       rope,                rope,               any,                  \
            rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
@@ -946,7 +946,7 @@ struct gcuda_array {
     /* train */                                                                                                                              \
     X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
            cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       parts3,             any,                  \
            none,              0,    0,      plain,   cross_entropy_loss_back,floats,    BASE,      no,    no,     no,    whole)              \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          5,   0,  NONE,        opt_step,            opt_step,           any,                  \
            none,              0,    0,      plain,   opt_step_adamw,         any,       BASE,      no,    no,     no,    opt_step_adamw)     \
@@ -8488,7 +8488,7 @@ static size_t gcudai_type_align(enum gcuda_type type) {
 }
 
 // Bytes a strided tensor spans, checked; also that type, shape and element count are sane.
-static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes) {
+static gcuda_status gcudai_tensor_extent(const struct gcuda_tensor * t, size_t * n_bytes) {
     size_t nb[GCUDA_MAX_DIMS], dense = 0, span = 0, step = 0;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, nb, &dense));
     *n_bytes = 0;
@@ -12290,7 +12290,7 @@ static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct
 // Sane type, shape and strides, and inside its owner's memory.
 static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     size_t span = 0, end = 0;
-    GCUDAI_TRY(gcudai_span(t, &span));
+    GCUDAI_TRY(gcudai_tensor_extent(t, &span));
     if (t->view_src != NULL && span > 0) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
@@ -15654,19 +15654,19 @@ GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
 
 // ---- row work: a row is one item, a long one is cut into parts whose sums are added between phases ----
 
-#define GCUDAI_SPAN 32768 // elements of a part: below 0.2 ms for anything done here
+#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for anything done here
 #define GCUDAI_N_SLOTS 2
 
-struct gcudai_span {
+struct gcudai_row_part {
     int64_t row, i0, i1;   // elements [i0, i1) of the row
     int64_t part, n_parts; // of the row
     double * slots;        // what part k found in phase s: slots[s * n_parts + k]
 };
-typedef void (*gcudai_span_fn)(const union gcuda_args * args, const struct gcudai_span * s, int phase);
+typedef void (*gcudai_row_part_fn)(const union gcuda_args * args, const struct gcudai_row_part * s, int phase);
 
 static int64_t gcudai_n_parts(int64_t len, int64_t span) { return len <= span ? 1 : (len - 1) / span + 1; }
 
-static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases,
+static void gcudai_row_parts_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases,
     double item_cost) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     const size_t slots_bytes = (size_t) n_parts * GCUDAI_N_SLOTS * sizeof(double);
@@ -15680,11 +15680,11 @@ static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len,
     }
 }
 
-static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
-    int n_phases, gcudai_span_fn fn) {
+static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
+    int n_phases, gcudai_row_part_fn fn) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     double own[GCUDAI_N_SLOTS];
-    struct gcudai_span s;
+    struct gcudai_row_part s;
     s.n_parts = n_parts;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         s.row = item / n_parts;
@@ -15698,12 +15698,12 @@ static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_
     }
 }
 
-static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) {
+static void gcudai_slot_set(const struct gcudai_row_part * s, int slot, double v) {
     s->slots[slot * s->n_parts + s->part] = v;
 }
 
 // In the order of the parts, so the same for any number of threads.
-static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
+static double gcudai_slot_sum(const struct gcudai_row_part * s, int slot) {
     double sum = 0.0;
     for (int64_t k = 0; k < s->n_parts; ++k) {
         sum += s->slots[slot * s->n_parts + k];
@@ -15711,7 +15711,7 @@ static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
     return sum;
 }
 
-static double gcudai_slot_max(const struct gcudai_span * s, int slot) {
+static double gcudai_slot_max(const struct gcudai_row_part * s, int slot) {
     double max = s->slots[slot * s->n_parts];
     for (int64_t k = 1; k < s->n_parts; ++k) {
         const double v = s->slots[slot * s->n_parts + k];
@@ -15721,12 +15721,12 @@ static double gcudai_slot_max(const struct gcudai_span * s, int slot) {
 }
 
 // Rows of the result, as long as the longer of result and first source.
-static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work * w, int n_phases) {
+static void gcudai_row_parts_work(const struct gcuda_tensor * y, struct gcudai_work * w, int n_phases) {
     const int64_t len = GCUDAI_MAX(y->ne[0], y->src[0]->ne[0]);
-    gcudai_spans_of(w, gcuda_nrows(y), len, GCUDAI_SPAN, n_phases, 40.0 + 6.0 * (double) GCUDAI_MIN(len, GCUDAI_SPAN));
+    gcudai_row_parts_of(w, gcuda_nrows(y), len, GCUDAI_ROW_PART, n_phases, 40.0 + 6.0 * (double) GCUDAI_MIN(len, GCUDAI_ROW_PART));
 }
-static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
-static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
+static void gcudai_parts2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_parts_work(y, w, 2); }
+static void gcudai_parts3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_parts_work(y, w, 3); }
 
 // Sum of (v - shift)^power, power 1 or 2; eight independent accumulators hide the latency of the addition.
 static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
@@ -15751,7 +15751,7 @@ static double gcudai_sum_powers(const float * v, int64_t n, double shift, int po
     return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
 }
 
-static double gcudai_sum_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift,
+static double gcudai_sum_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift,
     int power) {
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
@@ -15763,7 +15763,7 @@ static double gcudai_sum_span(const struct gcuda_array * x, const char * row, in
     return sum;
 }
 
-static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b,
+static double gcudai_dot_part(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b,
     const char * row_b, int64_t i0, int64_t i1) {
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     double acc[GCUDAI_STEP] = { 0.0 };
@@ -15781,7 +15781,7 @@ static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, 
 }
 
 // y = (x - shift) * scale
-static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_span * s,
+static void gcudai_affine_part(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_row_part * s,
     int64_t row, double shift, double scale) {
     const char * from = gcudai_row(x, row);
     char * to = gcudai_row(y, row);
@@ -15827,18 +15827,18 @@ static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * a
 }
 
 // Two passes: E[x^2] - E[x]^2 cancels where the mean is far above the spread.
-static void gcudai_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     const double n = (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
     if (phase < 2) {
-        gcudai_slot_set(s, phase, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, mean, phase + 1));
+        gcudai_slot_set(s, phase, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, mean, phase + 1));
         return;
     }
-    gcudai_affine_span(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
+    gcudai_affine_part(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
 }
 
 static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 3, gcudai_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_norm_part);
 }
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
@@ -15852,18 +15852,18 @@ struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct 
 static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
 // The sum is in double: this is the reference that kernels are held to.
-static void gcudai_rms_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
         return;
     }
-    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0,
+    gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0,
         1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
 static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_part);
 }
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
@@ -15876,18 +15876,18 @@ struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct g
 
 static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
-static void gcudai_l2_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_l2_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
         return;
     }
     const double length = sqrt(gcudai_slot_sum(s, 0)), eps = (double) p->eps;
-    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
+    gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
 }
 
 static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_l2_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_l2_norm_part);
 }
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
@@ -15919,7 +15919,7 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
 }
 
 // dx = (dy - x k) scale
-static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_span * s,
+static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_row_part * s,
     double k, double scale) {
     float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -15933,12 +15933,12 @@ static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p
     }
 }
 
-static void gcudai_rms_norm_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_rms_norm_back_args * p = &args->rms_norm_back;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 2));
-        gcudai_slot_set(s, 1, gcudai_dot_span(&p->x, x, &p->dy, gcudai_row(&p->dy, s->row), s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, x, s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 1, gcudai_dot_part(&p->x, x, &p->dy, gcudai_row(&p->dy, s->row), s->i0, s->i1));
         return;
     }
     const double n = (double) p->x.ne[0], eps = (double) p->eps, xx = gcudai_slot_sum(s, 0);
@@ -15946,7 +15946,7 @@ static void gcudai_rms_norm_back_span(const union gcuda_args * args, const struc
 }
 
 static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_back_span);
+    gcudai_row_parts_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_back_part);
 }
 
 // >>op:group_norm -------------------------------------------------------------------------------------
@@ -15994,18 +15994,18 @@ static struct gcudai_groups gcudai_groups_of(const int64_t * ne, int n_groups) {
     g.channels = ne[2] / n_groups + (ne[2] % n_groups != 0);
     g.per_image = g.channels > 0 ? (ne[2] - 1) / g.channels + 1 : 0;
     g.rows = ne[1] * g.channels;
-    g.rows_per_part = GCUDAI_MAX(GCUDAI_SPAN / GCUDAI_MAX(ne[0], 1), 1);
+    g.rows_per_part = GCUDAI_MAX(GCUDAI_ROW_PART / GCUDAI_MAX(ne[0], 1), 1);
     return g;
 }
 
 static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_param_i32(y, 0));
     const double n_rows = (double) GCUDAI_MIN(g.rows, g.rows_per_part);
-    gcudai_spans_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
+    gcudai_row_parts_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
         40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
 }
 
-static void gcudai_group_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_group_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_group_norm_args * p = &args->group_norm;
     const struct gcudai_groups g = gcudai_groups_of(p->x.ne, p->n_groups);
     const int64_t image = s->row / g.per_image, first = s->row % g.per_image * g.channels; // channel
@@ -16013,15 +16013,15 @@ static void gcudai_group_norm_span(const union gcuda_args * args, const struct g
     const int64_t row0 = (image * p->x.ne[2] + first) * p->x.ne[1];
     const double n = (double) n_rows * (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
     const double scale = phase == 2 ? 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps) : 0.0;
-    struct gcudai_span whole = *s;
+    struct gcudai_row_part whole = *s;
     whole.i0 = 0;
     whole.i1 = p->x.ne[0];
     double sum = 0.0;
     for (int64_t r = row0 + s->i0; r < row0 + GCUDAI_MIN(s->i1, n_rows); ++r) {
         if (phase < 2) {
-            sum += gcudai_sum_span(&p->x, gcudai_row(&p->x, r), 0, p->x.ne[0], mean, phase + 1);
+            sum += gcudai_sum_part(&p->x, gcudai_row(&p->x, r), 0, p->x.ne[0], mean, phase + 1);
         } else {
-            gcudai_affine_span(&p->x, &p->y, &whole, r, mean, scale);
+            gcudai_affine_part(&p->x, &p->y, &whole, r, mean, scale);
         }
     }
     if (phase < 2) {
@@ -16031,11 +16031,11 @@ static void gcudai_group_norm_span(const union gcuda_args * args, const struct g
 
 static void gcudai_group_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcudai_groups g = gcudai_groups_of(args->group_norm.x.ne, args->group_norm.n_groups);
-    gcudai_spans_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_span);
+    gcudai_row_parts_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_part);
 }
 
 // >>op:sum --------------------------------------------------------------------------------------------
-// A tensor reduced to one element: items are groups of short rows or parts of long ones, of about GCUDAI_SPAN elements;
+// A tensor reduced to one element: items are groups of short rows or parts of long ones, of about GCUDAI_ROW_PART elements;
 // a second phase adds what they found, in order.
 struct gcudai_total {
     int64_t parts_per_row, n_parts, parts_per_item, n_items;
@@ -16044,9 +16044,9 @@ struct gcudai_total {
 static struct gcudai_total gcudai_total_of(const struct gcuda_array * x) {
     struct gcudai_total a;
     const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
-    a.parts_per_row = gcudai_n_parts(x->ne[0], GCUDAI_SPAN);
+    a.parts_per_row = gcudai_n_parts(x->ne[0], GCUDAI_ROW_PART);
     a.n_parts = x->ne[0] > 0 ? n_rows * a.parts_per_row : 0;
-    a.parts_per_item = x->ne[0] > 0 && x->ne[0] < GCUDAI_SPAN ? GCUDAI_SPAN / x->ne[0] : 1;
+    a.parts_per_item = x->ne[0] > 0 && x->ne[0] < GCUDAI_ROW_PART ? GCUDAI_ROW_PART / x->ne[0] : 1;
     a.n_items = a.n_parts > 0 ? (a.n_parts - 1) / a.parts_per_item + 1 : 0;
     return a;
 }
@@ -16057,7 +16057,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     const struct gcudai_total a = gcudai_total_of(&x);
     w->n_phases = 2;
     w->n_items[0] = a.n_items;
-    w->item_cost[0] = 6.0 * GCUDAI_SPAN;
+    w->item_cost[0] = 6.0 * GCUDAI_ROW_PART;
     w->n_items[1] = 1;
     w->item_cost[1] = 4.0 * (double) a.n_items;
     if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) {
@@ -16069,8 +16069,8 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
 static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
     struct gcudai_segment p;
     p.row = k / a->parts_per_row;
-    p.i0 = k % a->parts_per_row * GCUDAI_SPAN;
-    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_SPAN, ne0);
+    p.i0 = k % a->parts_per_row * GCUDAI_ROW_PART;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ROW_PART, ne0);
     return p;
 }
 
@@ -16124,7 +16124,7 @@ static void gcudai_sum_cpu(const union gcuda_args * args, const struct gcudai_ta
         sum = 0.0;
         for (int64_t k = item * a.parts_per_item; k < GCUDAI_MIN((item + 1) * a.parts_per_item, a.n_parts); ++k) {
             const struct gcudai_segment part = gcudai_total_part(&a, k, x->ne[0]);
-            sum += gcudai_sum_span(x, gcudai_row(x, part.row), part.i0, part.i1, 0.0, 1);
+            sum += gcudai_sum_part(x, gcudai_row(x, part.row), part.i0, part.i1, 0.0, 1);
         }
         found[item] = sum;
     }
@@ -16154,20 +16154,20 @@ static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) {
     return gcudai_want_row_sums(y, y->src[0]->type);
 }
 
-static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struct gcudai_span * s, int phase,
+static void gcudai_row_sums_part(const struct gcuda_reduce_args * p, const struct gcudai_row_part * s, int phase,
     double divisor) {
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
     } else if (s->part == 0) {
         gcudai_put_one(&p->y, gcudai_row(&p->y, s->row), gcudai_slot_sum(s, 0) / divisor);
     }
 }
 
-static void gcudai_sum_rows_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
-    gcudai_row_sums_span(&args->reduce, s, phase, 1.0);
+static void gcudai_sum_rows_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+    gcudai_row_sums_part(&args->reduce, s, phase, 1.0);
 }
 static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_sum_rows_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_sum_rows_part);
 }
 
 // >>op:mean -------------------------------------------------------------------------------------------
@@ -16179,11 +16179,11 @@ struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor
 }
 
 static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, GCUDA_TYPE_F32); }
-static void gcudai_mean_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
-    gcudai_row_sums_span(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
+static void gcudai_mean_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+    gcudai_row_sums_part(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
 }
 static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_mean_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_mean_part);
 }
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
@@ -16196,12 +16196,12 @@ struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tens
 
 static gcuda_status gcudai_cumsum_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
-static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_reduce_args * p = &args->reduce;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
         if (s->n_parts > 1) {
-            gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 1));
+            gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, x, s->i0, s->i1, 0.0, 1));
         }
         return;
     }
@@ -16222,7 +16222,7 @@ static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_cumsum_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_cumsum_part);
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -16245,10 +16245,10 @@ static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
 
 static void gcudai_argmax_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_tensor * a = y->src[0];
-    gcudai_spans_of(w, a->ne[1], a->ne[0], GCUDAI_SPAN, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN));
+    gcudai_row_parts_of(w, a->ne[1], a->ne[0], GCUDAI_ROW_PART, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART));
 }
 
-static void gcudai_argmax_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_argmax_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_array * x = &args->reduce.x;
     const char * row = gcudai_row(x, s->row);
     float buf[GCUDAI_PIECE], best = -INFINITY;
@@ -16280,7 +16280,7 @@ static void gcudai_argmax_span(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_argmax_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_argmax_part);
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
@@ -16470,7 +16470,7 @@ static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const s
 }
 
 static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s) {
+    const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
     for (int k = 0; k < GCUDAI_STEP; ++k) {
         max[k] = (float) row->sink;
@@ -16500,7 +16500,7 @@ static double gcudai_exp_sum(float * w, int64_t n, float max) {
 
 // F32 results hold the exponentials between the last two phases; shorter types would round them twice.
 static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, double max) {
+    const struct gcudai_row_part * s, double max) {
     float w[GCUDAI_PIECE];
     double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -16515,7 +16515,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
 }
 
 static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, double max, float scale) {
+    const struct gcudai_row_part * s, double max, float scale) {
     float w[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
@@ -16534,7 +16534,7 @@ static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const st
 
 // A row without a finite logit: zeros, but NaN where there was one.
 static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s) {
+    const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE];
     double found = 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -16548,7 +16548,7 @@ static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const st
 }
 
 static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, float value) {
+    const struct gcudai_row_part * s, float value) {
     float w[GCUDAI_PIECE];
     for (int64_t j = 0; j < GCUDAI_PIECE; ++j) {
         w[j] = value;
@@ -16559,7 +16559,7 @@ static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const str
 }
 
 // The result may lie on any source of its layout: what a source says is used up when the sum is known.
-static void gcudai_soft_max_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_soft_max_args * p = &args->soft_max;
     const struct gcudai_soft_max_row row = gcudai_soft_max_row_at(p, s->row);
     if (phase == 0) {
@@ -16578,7 +16578,7 @@ static void gcudai_soft_max_span(const union gcuda_args * args, const struct gcu
 }
 
 static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->soft_max.x.ne[0], GCUDAI_SPAN, 3, gcudai_soft_max_span);
+    gcudai_row_parts_run(args, t, args->soft_max.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_soft_max_part);
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -16619,12 +16619,12 @@ static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcuda
     args->soft_max_back.scale = gcudai_param_f32(y, 0);
 }
 
-static void gcudai_soft_max_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_soft_max_back_args * p = &args->soft_max_back;
     const char * row_dy = gcudai_row(&p->dy, s->row);
     const char * row_y = gcudai_row(&p->y, s->row);
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_dot_span(&p->dy, row_dy, &p->y, row_y, s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_dot_part(&p->dy, row_dy, &p->y, row_y, s->i0, s->i1));
         return;
     }
     const double dot = gcudai_slot_sum(s, 0);
@@ -16641,7 +16641,7 @@ static void gcudai_soft_max_back_span(const union gcuda_args * args, const struc
 }
 
 static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_SPAN, 2, gcudai_soft_max_back_span);
+    gcudai_row_parts_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_ROW_PART, 2, gcudai_soft_max_back_part);
 }
 
 // >>op:rope -------------------------------------------------------------------------------------------
@@ -17060,12 +17060,12 @@ static double gcudai_log2_steps(int64_t n) {
 // A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
 // is limited to 128 MiB; beyond that one thread sorts a whole row.
 static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
-    return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
+    return x->ne[0] > GCUDAI_ROW_PART && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
 }
 
 static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array x = gcudai_array(y->src[0]);
-    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART);
     w->n_items[0] = gcuda_nrows(y);
     w->item_cost[0] = 100.0 + 40.0 * (double) n;
     if (!gcudai_is_sorted_in_parts(&x)) {
@@ -17076,10 +17076,10 @@ static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_wor
     }
     w->n_phases = 2;
     w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
-    w->item_cost[0] = 40.0 * GCUDAI_SPAN;
-    w->item_cost[1] = 10.0 * GCUDAI_SPAN * gcudai_log2_steps(n_parts);
+    w->item_cost[0] = 40.0 * GCUDAI_ROW_PART;
+    w->item_cost[1] = 10.0 * GCUDAI_ROW_PART * gcudai_log2_steps(n_parts);
     w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
-    w->local_bytes = GCUDAI_SPAN * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
+    w->local_bytes = GCUDAI_ROW_PART * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
 }
 
 // The parts of a row, each sorted, and for each the next key to take.
@@ -17092,7 +17092,7 @@ struct gcudai_runs {
 };
 
 static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
-    return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n);
+    return GCUDAI_MIN((part + 1) * GCUDAI_ROW_PART, r->n);
 }
 
 // First place of [lo, hi) whose key is not below `key`.
@@ -17112,7 +17112,7 @@ static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi,
 // one such cut. Each round halves the widest range.
 static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
     for (int64_t k = 0; k < r->n_parts; ++k) {
-        r->lo[k] = k * GCUDAI_SPAN;
+        r->lo[k] = k * GCUDAI_ROW_PART;
         r->hi[k] = gcudai_run_end(r, k);
     }
     for (;;) {
@@ -17126,7 +17126,7 @@ static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
         const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
         for (int64_t k = 0; k < r->n_parts; ++k) {
             r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
-            below += r->next[k] - k * GCUDAI_SPAN;
+            below += r->next[k] - k * GCUDAI_ROW_PART;
         }
         const bool is_low = below < rank; // the pivot itself is before the cut
         for (int64_t k = 0; k < r->n_parts; ++k) {
@@ -17179,8 +17179,8 @@ static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t *
 }
 
 static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
-    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), row = item / n_parts;
-    const int64_t i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART), row = item / n_parts;
+    const int64_t i0 = item % n_parts * GCUDAI_ROW_PART, i1 = GCUDAI_MIN(i0 + GCUDAI_ROW_PART, n);
     uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
     uint64_t * tmp = (uint64_t *) (void *) t->local;
     if (t->phase == 0) {
@@ -17191,7 +17191,7 @@ static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct g
         }
         return;
     }
-    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
+    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_ROW_PART * sizeof(uint64_t));
     const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
     gcudai_runs_seek(&runs, i0);
     gcudai_runs_take(&runs, i1 - i0, tmp);
@@ -17377,11 +17377,11 @@ struct gcudai_entropy_part {
 
 static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_tensor * a = y->src[0];
-    const int64_t n_rows = gcuda_nrows(a), n_parts = gcudai_n_parts(a->ne[0], GCUDAI_SPAN);
+    const int64_t n_rows = gcuda_nrows(a), n_parts = gcudai_n_parts(a->ne[0], GCUDAI_ROW_PART);
     const int last = n_parts == 1 ? 1 : 2;
     w->n_phases = last + 1;
     w->n_items[0] = w->n_items[1] = n_rows * n_parts;
-    w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN);
+    w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART);
     w->n_items[last] = 1;
     w->item_cost[last] = 4.0 * (double) n_rows * (double) n_parts;
     if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
@@ -17389,7 +17389,7 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
     }
 }
 
-static double gcudai_max_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
+static double gcudai_max_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
     float buf[GCUDAI_PIECE], max = -INFINITY;
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
@@ -17437,7 +17437,7 @@ static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, in
 
 static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
-    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART);
     const int64_t n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
     struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
@@ -17449,9 +17449,9 @@ static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const s
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+        const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_ROW_PART, i1 = GCUDAI_MIN(i0 + GCUDAI_ROW_PART, n);
         if (t->phase == 0) {
-            parts[item].max = gcudai_max_span(&p->logits, gcudai_row(&p->logits, row), i0, i1);
+            parts[item].max = gcudai_max_part(&p->logits, gcudai_row(&p->logits, row), i0, i1);
         }
         if (t->phase == 1 || n_parts == 1) {
             gcudai_entropy_sums(p, row, i0, i1, gcudai_entropy_max(parts + row * n_parts, n_parts), &parts[item]);
@@ -17478,7 +17478,7 @@ static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tens
     return gcudai_want_like(y, y->src[1]);
 }
 
-static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_span * s,
+static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_row_part * s,
     float max, double exp_sum) {
     const double n_rows = (double) (p->y.ne[1] * p->y.ne[2] * p->y.ne[3]);
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
@@ -17496,12 +17496,12 @@ static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p,
     }
 }
 
-static void gcudai_cross_entropy_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const char * row = gcudai_row(&p->logits, s->row);
     float buf[GCUDAI_PIECE];
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_max_span(&p->logits, row, s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_max_part(&p->logits, row, s->i0, s->i1));
         return;
     }
     const float max = (float) gcudai_slot_max(s, 0);
@@ -17519,7 +17519,7 @@ static void gcudai_cross_entropy_back_span(const union gcuda_args * args, const 
 }
 
 static void gcudai_cross_entropy_loss_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_SPAN, 3, gcudai_cross_entropy_back_span);
+    gcudai_row_parts_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_ROW_PART, 3, gcudai_cross_entropy_back_part);
 }
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
