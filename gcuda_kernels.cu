@@ -16740,19 +16740,19 @@ const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_v
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // A list of up to eight pairs of one expert is a product with eight columns. Where rows have few steps, several blocks share an SM: one
 // starts a list while the others read. Returns the bytes of shared memory, 0 if no kernel fits.
-#define MMA_ID_BESIDE 4
-template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
+#define MMA_ID_RESIDENT 4
+template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_resident) {
     typedef d_mma_shape<A, 1> S;
-    for (*n_beside = MMA_ID_BESIDE; *n_beside >= 1; --*n_beside) {
-        for (int warps = S::max_warps / *n_beside; warps >= 1 && (*n_beside == 1 || warps >= p.steps); --warps) {
+    for (*n_resident = MMA_ID_RESIDENT; *n_resident >= 1; --*n_resident) {
+        for (int warps = S::max_warps / *n_resident; warps >= 1 && (*n_resident == 1 || warps >= p.steps); --warps) {
             p.passes = (p.steps + warps - 1) / warps;
             p.at_once = (p.steps + p.passes - 1) / p.passes;
             p.n_sub = warps / p.at_once;
             *n_warps = p.n_sub * p.at_once;
             const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
             const size_t n_bytes = (size_t) (S::fixed_bytes + kept + *n_warps * S::warp_bytes);
-            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
-            if (fits_shared(n_bytes, max_shared) && (*n_beside == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
+            const size_t of_all = (size_t) *n_resident * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
+            if (fits_shared(n_bytes, max_shared) && (*n_resident == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
         }
     }
     return 0;
@@ -16767,9 +16767,9 @@ X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
 template <typename A>
 static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
-    int n_warps = 0, n_beside = 0;
+    int n_warps = 0, n_resident = 0;
     p.steps = mma_steps<A, 1>(p.job.k);
-    const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
+    const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_resident);
     if (n_bytes == 0 || !rows_are_multiples(p.job, F::lists_at)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -16784,7 +16784,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
         return st;
     }
     constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && F::lists_at == 4);
-    const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
+    const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_resident * n_multiprocessors();
     return launch_pdl_early_weights(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);
 }
