@@ -13334,7 +13334,7 @@ static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work
 
 // A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
 // unless the shapes differ and neither side is contiguous (ragged): then the source has separate dimensions.
-struct gcudai_walk {
+struct gcudai_strided_copy {
     struct gcudai_pair pair;
     const char * x;
     char * y;
@@ -13372,7 +13372,7 @@ static bool gcudai_adopt_shape(struct gcuda_array * a, const int64_t * ne) {
     return true;
 }
 
-static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
+static void gcudai_strided_copy_swap(struct gcudai_strided_copy * w, int d, int e) {
     const int64_t ne = w->ne[d];
     const ptrdiff_t xs = w->xs[d], ys = w->ys[d];
     w->ne[d] = w->ne[e];
@@ -13384,17 +13384,17 @@ static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
 }
 
 // Should dimension d be outside of dimension e?
-static bool gcudai_walk_is_outer(const struct gcudai_walk * w, int d, int e) {
+static bool gcudai_strided_copy_is_outer(const struct gcudai_strided_copy * w, int d, int e) {
     if ((w->ne[d] == 1) != (w->ne[e] == 1)) {
         return w->ne[d] == 1;
     }
     return w->ys[d] != w->ys[e] ? w->ys[d] > w->ys[e] : w->xs[d] > w->xs[e];
 }
 
-static void gcudai_walk_order(struct gcudai_walk * w) {
+static void gcudai_strided_copy_order(struct gcudai_strided_copy * w) {
     int n = 1;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) {
-        for (int e = d; e > 0 && gcudai_walk_is_outer(w, e - 1, e); --e) { gcudai_walk_swap(w, e - 1, e); }
+        for (int e = d; e > 0 && gcudai_strided_copy_is_outer(w, e - 1, e); --e) { gcudai_strided_copy_swap(w, e - 1, e); }
     }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { // merge into dimension n - 1
         const bool is_next = w->xs[d] == w->xs[n - 1] * w->ne[n - 1] && w->ys[d] == w->ys[n - 1] * w->ne[n - 1];
@@ -13402,16 +13402,16 @@ static void gcudai_walk_order(struct gcudai_walk * w) {
             w->ne[n - 1] *= w->ne[d];
             w->ne[d] = 1;
         } else {
-            gcudai_walk_swap(w, n++, d);
+            gcudai_strided_copy_swap(w, n++, d);
         }
     }
     int inner = 0;
     for (int d = 1; d < n; ++d) { inner = w->xs[d] < w->xs[inner] ? d : inner; }
     w->is_tiled = inner > 0 && w->pair.unit == 1;
-    if (w->is_tiled) { gcudai_walk_swap(w, 1, inner); }
+    if (w->is_tiled) { gcudai_strided_copy_swap(w, 1, inner); }
 }
 
-static void gcudai_walk_split(struct gcudai_walk * w) {
+static void gcudai_strided_copy_split(struct gcudai_strided_copy * w) {
     const bool is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
     w->step[0] = (is_slow ? GCUDAI_QUANTIZE_ITEM : GCUDAI_MOVE_ITEM) / (w->pair.unit * (w->is_tiled ? GCUDAI_TILE : 1));
     w->step[1] = w->is_tiled ? GCUDAI_TILE : 1;
@@ -13420,7 +13420,7 @@ static void gcudai_walk_split(struct gcudai_walk * w) {
 }
 
 // The check has seen that rows hold whole units on both sides, and are packed where a unit has several elements.
-static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * x, const struct gcuda_array * y) {
+static void gcudai_strided_copy_init(struct gcudai_strided_copy * w, const struct gcuda_array * x, const struct gcuda_array * y) {
     struct gcuda_array a = *x, b = *y;
     GCUDAI_ZERO(*w);
     w->pair = gcudai_pair_of(x->type, y->type);
@@ -13442,16 +13442,16 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
     const bool is_empty = w->ne[0] == 0 || w->ne[1] == 0 || w->ne[2] == 0 || w->ne[3] == 0;
     if (!w->is_ragged && !is_empty) { // strides of an empty tensor are arbitrary: their products could overflow
-        gcudai_walk_order(w);
+        gcudai_strided_copy_order(w);
     }
-    gcudai_walk_split(w);
+    gcudai_strided_copy_split(w);
 }
 
-static int64_t gcudai_walk_n_items(const struct gcudai_walk * w) {
+static int64_t gcudai_strided_copy_n_items(const struct gcudai_strided_copy * w) {
     return w->n_steps[0] * w->n_steps[1] * w->n_steps[2] * w->n_steps[3];
 }
 
-static double gcudai_walk_cost(const struct gcudai_walk * w) {
+static double gcudai_strided_copy_cost(const struct gcudai_strided_copy * w) {
     const bool is_same = w->pair.x_type == w->pair.y_type,
                is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
     const double per_unit = (double) w->pair.unit * (is_slow ? 100.0 : is_same && !w->is_tiled ? 1.0 : 4.0);
@@ -13460,7 +13460,7 @@ static double gcudai_walk_cost(const struct gcudai_walk * w) {
 
 // n0 x n1 units; in the source dimension 1 is dense, in the destination dimension 0. Through a small square that holds
 // converted columns, so that both sides are touched in whole cache lines.
-static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char * y, int64_t n0, int64_t n1) {
+static void gcudai_strided_copy_tile(const struct gcudai_strided_copy * w, const char * x, char * y, int64_t n0, int64_t n1) {
     double square[GCUDAI_TILE_WIDTH * GCUDAI_TILE];
     const ptrdiff_t size = (ptrdiff_t) w->pair.y_bytes, column = (ptrdiff_t) GCUDAI_TILE * size;
     for (int64_t i0 = 0; i0 < n0; i0 += GCUDAI_TILE_WIDTH) {
@@ -13476,7 +13476,7 @@ static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char 
 }
 
 // Units [k, k + n) of the destination in logical order, which share a row there.
-static void gcudai_walk_ragged(const struct gcudai_walk * w, int64_t k, char * y, int64_t n) {
+static void gcudai_strided_copy_ragged(const struct gcudai_strided_copy * w, int64_t k, char * y, int64_t n) {
     for (int64_t done = 0; done < n;) {
         ptrdiff_t offset = 0;
         int64_t rest = k + done;
@@ -13490,7 +13490,7 @@ static void gcudai_walk_ragged(const struct gcudai_walk * w, int64_t k, char * y
     }
 }
 
-static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t end) {
+static void gcudai_strided_copy_run(const struct gcudai_strided_copy * w, int64_t first, int64_t end) {
     int64_t at[GCUDA_MAX_DIMS], rest = first;
     for (int d = 0; d < GCUDA_MAX_DIMS && first < end; ++d) {
         at[d] = rest % w->n_steps[d];
@@ -13501,11 +13501,11 @@ static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t
         const int64_t n0 = GCUDAI_MIN(w->step[0], w->ne[0] - i0), n1 = GCUDAI_MIN(w->step[1], w->ne[1] - i1);
         char * y = w->y + i0 * w->ys[0] + i1 * w->ys[1] + at[2] * w->ys[2] + at[3] * w->ys[3];
         if (w->is_ragged) {
-            gcudai_walk_ragged(w, i0 + w->ne[0] * (i1 + w->ne[1] * (at[2] + w->ne[2] * at[3])), y, n0);
+            gcudai_strided_copy_ragged(w, i0 + w->ne[0] * (i1 + w->ne[1] * (at[2] + w->ne[2] * at[3])), y, n0);
         } else {
             const char * x = w->x + i0 * w->xs[0] + i1 * w->xs[1] + at[2] * w->xs[2] + at[3] * w->xs[3];
             if (w->is_tiled) {
-                gcudai_walk_tile(w, x, y, n0, n1);
+                gcudai_strided_copy_tile(w, x, y, n0, n1);
             } else {
                 gcudai_pair_run(&w->pair, x, w->xs[0], y, w->ys[0], n0);
             }
@@ -13629,18 +13629,18 @@ static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcuda_args * ar
 
 static void gcudai_cpy_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y);
-    struct gcudai_walk walk;
-    gcudai_walk_init(&walk, &a, &b);
-    w->n_items[0] = gcudai_walk_n_items(&walk);
-    w->item_cost[0] = gcudai_walk_cost(&walk);
+    struct gcudai_strided_copy walk;
+    gcudai_strided_copy_init(&walk, &a, &b);
+    w->n_items[0] = gcudai_strided_copy_n_items(&walk);
+    w->item_cost[0] = gcudai_strided_copy_cost(&walk);
 }
 
 static void gcudai_cpy_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cpy_args * p = &args->cpy;
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     if (p->x.data != p->y.data || p->x.type != p->y.type) { // else in place
-        gcudai_walk_init(&walk, &p->x, &p->y);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->x, &p->y);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     }
 }
 
@@ -14098,23 +14098,23 @@ static void gcudai_set_args(const struct gcuda_tensor * y, union gcuda_args * ar
 // Phase 0 copies a, phase 1 writes the region.
 static void gcudai_set_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array b = gcudai_array(y->src[1]), region = gcudai_region_of(y);
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     gcudai_cpy_work(y, w);
-    gcudai_walk_init(&walk, &b, &region);
+    gcudai_strided_copy_init(&walk, &b, &region);
     w->n_phases = 2;
-    w->n_items[1] = gcudai_walk_n_items(&walk);
-    w->item_cost[1] = gcudai_walk_cost(&walk);
+    w->n_items[1] = gcudai_strided_copy_n_items(&walk);
+    w->item_cost[1] = gcudai_strided_copy_cost(&walk);
 }
 
 static void gcudai_set_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_set_args * p = &args->set;
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     if (t->phase == 1) {
-        gcudai_walk_init(&walk, &p->b, &p->region);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->b, &p->region);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     } else if (p->a.data != p->y.data) {
-        gcudai_walk_init(&walk, &p->a, &p->y);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->a, &p->y);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     }
 }
 
@@ -14376,31 +14376,31 @@ static void gcudai_concat_args(const struct gcuda_tensor * y, union gcuda_args *
 }
 
 // Two copies into parts of y.
-static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai_walk * a, struct gcudai_walk * b) {
+static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai_strided_copy * a, struct gcudai_strided_copy * b) {
     struct gcuda_array part = p->y;
     const int64_t n = p->a.ne[p->dim] / (p->dim == 0 ? gcuda_blck_size(p->y.type) : 1);
     part.ne[p->dim] = p->a.ne[p->dim];
-    gcudai_walk_init(a, &p->a, &part);
+    gcudai_strided_copy_init(a, &p->a, &part);
     part.ne[p->dim] = p->b.ne[p->dim];
     part.data = part.data && !(part.ne[p->dim] == 0) ? (char *) part.data + (size_t) n * part.nb[p->dim] : part.data;
-    gcudai_walk_init(b, &p->b, &part);
+    gcudai_strided_copy_init(b, &p->b, &part);
 }
 
 static void gcudai_concat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
-    struct gcudai_walk a, b;
+    struct gcudai_strided_copy a, b;
     gcudai_concat_args(y, &args);
     gcudai_concat_walk(&args.concat, &a, &b);
-    w->n_items[0] = gcudai_walk_n_items(&a) + gcudai_walk_n_items(&b);
-    w->item_cost[0] = GCUDAI_MAX(gcudai_walk_cost(&a), gcudai_walk_cost(&b));
+    w->n_items[0] = gcudai_strided_copy_n_items(&a) + gcudai_strided_copy_n_items(&b);
+    w->item_cost[0] = GCUDAI_MAX(gcudai_strided_copy_cost(&a), gcudai_strided_copy_cost(&b));
 }
 
 static void gcudai_concat_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    struct gcudai_walk a, b;
+    struct gcudai_strided_copy a, b;
     gcudai_concat_walk(&args->concat, &a, &b);
-    const int64_t n = gcudai_walk_n_items(&a);
-    gcudai_walk_run(&a, GCUDAI_MIN(t->i0, n), GCUDAI_MIN(t->i1, n));
-    gcudai_walk_run(&b, GCUDAI_MAX(t->i0, n) - n, GCUDAI_MAX(t->i1, n) - n);
+    const int64_t n = gcudai_strided_copy_n_items(&a);
+    gcudai_strided_copy_run(&a, GCUDAI_MIN(t->i0, n), GCUDAI_MIN(t->i1, n));
+    gcudai_strided_copy_run(&b, GCUDAI_MAX(t->i0, n) - n, GCUDAI_MAX(t->i1, n) - n);
 }
 
 // >>op:pad --------------------------------------------------------------------------------------------

@@ -2384,14 +2384,14 @@ const char * gcuda_kernels_archs(void) {
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 // A strided copy as nested loops over units. Dimensions are in the order of y's strides and merged where both sides allow.
-struct d_walk {
+struct d_strided_copy {
     const char * x;
     char * y;
     int64_t ne[4], xs[4], ys[4]; // ne in units; strides in bytes
     int64_t n; // total units
 };
 
-static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char ** x, char ** y) {
+static inline __device__ void d_strided_copy_at(const d_strided_copy & w, int64_t i, const char ** x, char ** y) {
     if (w.ne[0] == w.n) {
         *x = w.x + i * w.xs[0];
         *y = w.y + i * w.ys[0];
@@ -2411,14 +2411,14 @@ template <typename X, typename Y> static inline __device__ void d_convert_unit(c
 // Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
 //   floor   x read once, y written once
 //   needs   both sides aligned to a unit; x and y do not overlap
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_strided_copy w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
         char * to[4];
         UNROLL for (int k = 0; k < 4; ++k) {
             const char * from;
             if (first + 256 * k < w.n) {
-                d_walk_at(w, first + 256 * k, &from, &to[k]);
+                d_strided_copy_at(w, first + 256 * k, &from, &to[k]);
                 v[k] = *(const X *) from;
             }
         }
@@ -2490,13 +2490,13 @@ template <typename STAGE, typename F> static inline __device__ void d_with_plain
 //   floor   x read once, y written once
 //   needs   both sides dense along dimension 0 and aligned to a unit
 template <typename STAGE>
-static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcuda_type x_type, gcuda_type y_type) {
+static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_strided_copy w, gcuda_type x_type, gcuda_type y_type) {
     const int N = 16 / (int) sizeof(STAGE);
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         const char * from[4];
         char * to[4];
         STAGE v[4][N];
-        UNROLL for (int k = 0; k < 4; ++k) { d_walk_at(w, first + 256 * k < w.n ? first + 256 * k : first, &from[k], &to[k]); }
+        UNROLL for (int k = 0; k < 4; ++k) { d_strided_copy_at(w, first + 256 * k < w.n ? first + 256 * k : first, &from[k], &to[k]); }
         d_with_plain<STAGE>(x_type, [&](auto x) {
             typedef decltype(x) X;
             d_pack<char, N * X::size> raw[4];
@@ -2530,7 +2530,7 @@ template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 // Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
 //   shared  32 * 33 * sizeof(Y) bytes
 //   floor   x read once, y written once
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_strided_copy w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
     const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
@@ -2580,7 +2580,7 @@ template <int SIZE> struct d_transpose_tile {
 //   shared  SIDE * (WORDS + 1) words, at most 17 KiB
 //   floor   x read once, y written once
 //   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_transpose_words)
-template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_walk w) {
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_strided_copy w) {
     typedef d_transpose_tile<SIZE> T;
     const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
@@ -2649,7 +2649,7 @@ static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
     }
 }
 
-static void walk_swap(d_walk & w, int d, int e) {
+static void walk_swap(d_strided_copy & w, int d, int e) {
     const int64_t ne = w.ne[d], xs = w.xs[d], ys = w.ys[d];
     w.ne[d] = w.ne[e];
     w.xs[d] = w.xs[e];
@@ -2660,9 +2660,9 @@ static void walk_swap(d_walk & w, int d, int e) {
 }
 
 // False: shapes differ and neither side is packed.
-static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
+static bool walk_of(const gcuda_cpy_args & p, d_strided_copy * out) {
     const gcuda_array * shape = &p.y;
-    d_walk w = {};
+    d_strided_copy w = {};
     bool same = true;
     for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
     const bool x_packed = is_packed(p.x), y_packed = is_packed(p.y);
@@ -2701,18 +2701,18 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
 }
 
 // Largest access size in bytes, a power of two up to 16, that rows of both sides are aligned to.
-static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
+static int64_t walk_word(const d_strided_copy & w, int64_t row_bytes) {
     uint64_t all = (uint64_t) row_bytes | (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | 16u;
     for (int d = 1; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return (int64_t) (all & (~all + 1));
 }
 
-template <typename X, typename Y> static gcuda_status cpy_strided(const d_walk & w, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_strided(const d_strided_copy & w, gcuda_stream stream) {
     return launch(k_cpy_strided<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
 // Rows dense on both sides, equal types: the largest words that alignment allows.
-static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_dense(d_strided_copy w, int64_t size, gcuda_stream stream) {
     const int64_t word = walk_word(w, w.ne[0] * size);
     w.n = w.n * size / word;
     w.ne[0] = w.ne[0] * size / word;
@@ -2726,7 +2726,7 @@ static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     }
 }
 
-template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_transpose(d_strided_copy w, int dense, gcuda_stream stream) {
     if (dense > 1) {
         walk_swap(w, 1, dense);
     }
@@ -2734,15 +2734,15 @@ template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, in
 }
 
 // Whether both sides are dense along one of the first two dimensions, in whole words.
-template <int SIZE> static bool can_transpose_words(const d_walk & w) {
+template <int SIZE> static bool can_transpose_words(const d_strided_copy & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
 }
 
-template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w, int dense, gcuda_stream stream) {
+template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_strided_copy w, int dense, gcuda_stream stream) {
     const int64_t side = d_transpose_tile<SIZE>::SIDE;
-    d_walk v = w;
+    d_strided_copy v = w;
     if (dense > 1) {
         walk_swap(v, 1, dense);
     }
@@ -2752,7 +2752,7 @@ template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w
     return launch(k_cpy_transpose_words<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
 }
 
-static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_transpose_same(const d_strided_copy & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
         case 1: return cpy_transpose_words<1, uint8_t>(w, dense, stream);
         case 2: return cpy_transpose_words<2, uint16_t>(w, dense, stream);
@@ -2762,7 +2762,7 @@ static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size
 }
 
 // Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned to one.
-static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
+static bool walk_units(d_strided_copy * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
     for (int d = 1; d < 4; ++d) {
@@ -2778,21 +2778,21 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
 }
 
 // Float conversions; rows dense, or the source transposed.
-template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_floats(d_strided_copy w, int dense, gcuda_stream stream) {
     if (dense > 0) {
         return cpy_transpose<X, Y>(w, dense, stream);
     }
     return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_strided<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
-template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
+template <typename STAGE> static gcuda_status cpy_numbers(d_strided_copy w, const gcuda_cpy_args & p, gcuda_stream stream) {
     const bool fits = walk_units(&w, 16 / (int) sizeof(STAGE), gcuda_type_size(p.x.type), gcuda_type_size(p.y.type));
     return fits ? launch(k_cpy_numbers<STAGE>, (w.n + 1023) / 1024, 256, stream, w, p.x.type, p.y.type) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
     const int64_t xs = (int64_t) gcuda_type_size(p.x.type), ys = (int64_t) gcuda_type_size(p.y.type);
-    d_walk w;
+    d_strided_copy w;
     int dense = -1; // dimension along which the source is dense
     gcuda_status st = GCUDA_STATUS_UNSUPPORTED;
     if (walk_of(p, &w) && (w.ys[0] == ys || w.ne[0] == 1)) {
