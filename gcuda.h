@@ -2092,7 +2092,7 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on paths PLAIN, VEC, TILE; with an epilogue VEC of blocks alone
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
+    bool is_prequantized;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
@@ -3906,7 +3906,7 @@ struct gcuda_norm_mul_args {
     size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_rounded set.
+// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_prequantized set.
 //   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 as n_parts says
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
 //                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
@@ -4017,7 +4017,7 @@ struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
 };
 // What a path makes of the activations of a job that it takes.
 struct gcuda_activation_layout {
-    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_rounded set; 0: none
+    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_prequantized set; 0: none
     size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
     int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
     int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
@@ -17682,7 +17682,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcuda_args 
     args->mul_mat.b = gcudai_array(y->src[1]);
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
-    args->mul_mat.is_rounded = false;
+    args->mul_mat.is_prequantized = false;
     args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
 }
 
@@ -29493,7 +29493,7 @@ struct gcudai_cuda_strip {
     int64_t size; // of all but the last; 0: no device takes strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
+    char * prequantized;    // all columns in the layout of WGMMA; NULL: they are sent as floats
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
@@ -29755,14 +29755,14 @@ static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaS
 // A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
 // copies gain. Other paths take no strips: they would decode the weights once per strip.
 #define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
-#define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
+#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
 // Whether strips are sent rounded; the same for all shares of a product.
-static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
+static bool gcudai_cuda_strips_are_prequantized(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
-           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
+           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_PREQUANTIZED_COLUMNS;
 }
 
 // Columns of a strip of a peer with peer access; 0: no strips. A rounded strip may be all columns.
@@ -29772,7 +29772,7 @@ static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct 
     const bool is_free = s->choice->path == GCUDAI_CUDA_MM_WGMMA && chosen == 0;
     const int64_t strip = is_free ? GCUDAI_MAX(gcudai_cuda_tiles(want, tiles), 1) * GCUDA_MUL_MAT_WG_TILE : chosen;
     if (s->ids.data != NULL || s->writes_y || strip <= 0) { return 0; }
-    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, s) ? n : 0;
+    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_prequantized(cu, s) ? n : 0;
 }
 
 // Advances to the next strip; the last one takes the rest, less than two strips.
@@ -29782,7 +29782,7 @@ static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Offset of a strip in the rounded columns.
+// Offset of a strip in the prequantized activations.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
@@ -29792,7 +29792,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     struct gcudai_cuda * peer = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
     size_t size = (size_t) gcudai_cuda_tiles(x.ne[1], GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes, y_size = 0;
-    if (c->rounded == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
+    if (c->prequantized == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
     GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, y_size, "row-split product: result", &s->y));
     GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, size, "row-split product: operand", &s->b));
@@ -29807,9 +29807,9 @@ static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda_move move;
     GCUDAI_ZERO(move);
     move.n_columns = x->ne[1];
-    if (c->rounded != NULL) {
+    if (c->prequantized != NULL) {
         GCUDAI_CUDA_TRY(cudaStreamWaitEvent(peer->copies[0], cu->copied, 0), peer->device->index, "waiting for a strip of columns");
-        move.src = c->rounded + gcudai_cuda_strip_at(c);
+        move.src = c->prequantized + gcudai_cuda_strip_at(c);
         move.dst = (char *) s->b + gcudai_cuda_strip_at(c);
         move.width = (size_t) gcudai_cuda_tiles(c->end - c->first, GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
         move.height = 1;
@@ -29824,7 +29824,7 @@ static gcuda_status gcudai_cuda_strip_bring(
 }
 
 // The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
-static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
+static gcuda_status gcudai_cuda_multiply_prequantized(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
     job.stage = GCUDA_MUL_MAT_PRODUCT;
     job.activations = (void *) (uintptr_t) columns;
@@ -29843,7 +29843,7 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1];
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
     GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->copies[0], peer->stream));
-    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(peer, &p, (char *) s->b + gcudai_cuda_strip_at(c))
+    GCUDAI_TRY(c->prequantized != NULL ? gcudai_cuda_multiply_prequantized(peer, &p, (char *) s->b + gcudai_cuda_strip_at(c))
                                   : gcudai_cuda_multiply_part(peer, s->choice, p));
     GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->stream, peer->copies[1]));
     return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, peer->copies[1]);
@@ -29876,14 +29876,14 @@ static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcuda
 }
 
 // Rounds the columns of a strip on the main device.
-static gcuda_status gcudai_cuda_strip_round(
+static gcuda_status gcudai_cuda_strip_prequantize(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
     p.b.data = (char *) p.b.data + (size_t) c->first * p.b.nb[1];
     p.b.ne[1] = p.y.ne[1] = c->end - c->first;
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
     job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
-    job.activations = c->rounded + gcudai_cuda_strip_at(c);
+    job.activations = c->prequantized + gcudai_cuda_strip_at(c);
     GCUDAI_TRY(gcuda_launch_mul_mat(&job, cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "a strip of columns");
     return GCUDA_STATUS_SUCCESS;
@@ -29891,7 +29891,7 @@ static gcuda_status gcudai_cuda_strip_round(
 
 // Steps of a share, on its device. ROUND and OWN are the main device's.
 enum gcudai_cuda_split_step {
-    GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
+    GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_PREQUANTIZE, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
 };
 
@@ -29900,11 +29900,11 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
     switch (step) {
         case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s);
         case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s);
-        case GCUDAI_CUDA_SPLIT_ROUND: return gcudai_cuda_strip_round(cu, s, c);
+        case GCUDAI_CUDA_SPLIT_PREQUANTIZE: return gcudai_cuda_strip_prequantize(cu, s, c);
         case GCUDAI_CUDA_SPLIT_STRIP:
             return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, y) : GCUDA_STATUS_SUCCESS;
         case GCUDAI_CUDA_SPLIT_OWN: // all columns at once
-            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s);
+            return c->prequantized != NULL ? gcudai_cuda_multiply_prequantized(cu, &s->args, c->prequantized) : gcudai_cuda_share_multiply(s);
         default: return gcudai_cuda_share_end(cu, s, y);
     }
 }
@@ -29913,7 +29913,7 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
-    const bool is_own = step == GCUDAI_CUDA_SPLIT_ROUND || step == GCUDAI_CUDA_SPLIT_OWN;
+    const bool is_own = step == GCUDAI_CUDA_SPLIT_PREQUANTIZE || step == GCUDAI_CUDA_SPLIT_OWN;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < n && st == GCUDA_STATUS_SUCCESS; ++i) {
         struct gcudai_cuda_scope scope;
@@ -29928,25 +29928,25 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// Sets the size of strips, the least that a peer wants, and allocates their rounded columns. own: the main device's share.
+// Sets the size of strips, the least that a peer wants, and allocates their prequantized activations. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
-    void * rounded = NULL;
+    void * prequantized = NULL;
     for (int i = 0; i < n; ++i) {
         if (shares[i].strip > 0 && (c->size == 0 || shares[i].strip < c->size)) { c->size = shares[i].strip; }
     }
-    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, own)) { return GCUDA_STATUS_SUCCESS; }
+    if (c->size == 0 || !gcudai_cuda_strips_are_prequantized(cu, own)) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &own->args, NULL);
     job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
     const size_t size = gcuda_mul_mat_layout(&job).bytes;
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
-    c->rounded = (char *) rounded;
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: prequantized activations", &prequantized));
+    c->prequantized = (char *) prequantized;
     c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // All peers begin before the main device multiplies, and it multiplies before any peer ends. c: zero-filled; the caller releases its
-// rounded columns.
+// prequantized activations.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
@@ -29959,7 +29959,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, node));
     while (c->size > 0 && !c->is_last) {
         gcudai_cuda_strip_next(c, own->args.y.ne[1]);
-        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, node)); }
+        if (c->prequantized != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_PREQUANTIZE, c, node)); }
         GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, node));
     }
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, node));
@@ -30021,7 +30021,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].y);
         gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].b);
     }
-    gcudai_cuda_pool_release(&cu->pool, strip.rounded);
+    gcudai_cuda_pool_release(&cu->pool, strip.prequantized);
     gcudai_cuda_pool_release(&cu->pool, packed[1]);
     gcudai_cuda_pool_release(&cu->pool, packed[0]);
     return st;
@@ -32635,7 +32635,7 @@ static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * 
     struct gcuda_glu_args glu = args->glu_mul_mat.glu;
     struct gcudai_cuda_products p = args->glu_mul_mat.products;
     glu.y.data = p.of.args[0].b.data = p.scratch;
-    p.of.args[0].is_rounded = true;
+    p.of.args[0].is_prequantized = true;
     GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
     return gcudai_cuda_run_products(&p, stream);
 }
@@ -32848,7 +32848,7 @@ struct gcudai_cuda_step {
     enum gcuda_overlap overlap;      // with the previous step
     int mask;             // of the plan's, whose classes it reads; -1: none
     bool makes_classes;   // it is the first to read them
-    bool is_rounded, was_rounded;    // its products take prequantized activations; before the plan followed a change
+    bool is_prequantized, was_prequantized;    // its products take prequantized activations; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
     cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
     struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
@@ -33001,11 +33001,11 @@ static struct gcuda_activation_layout gcudai_cuda_layout_of(const struct gcudai_
     return job.args != NULL ? gcuda_mul_mat_layout(&job) : none;
 }
 
-static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
+static void gcudai_cuda_set_prequantized(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_prequantized) {
     const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
     struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.of.args : &s->args.op.mul_mat;
-    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_rounded = is_rounded; }
-    s->is_rounded = is_rounded && job.args != NULL;
+    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_prequantized = is_prequantized; }
+    s->is_prequantized = is_prequantized && job.args != NULL;
 }
 
 // How often the step's products read node `at` as activations.
@@ -33059,8 +33059,8 @@ static bool gcudai_cuda_has_room_for(
 
 static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->n_steps; ++i) {
-        plan->steps[i].was_rounded = plan->steps[i].is_rounded;
-        gcudai_cuda_set_rounded(cu, &plan->steps[i], false);
+        plan->steps[i].was_prequantized = plan->steps[i].is_prequantized;
+        gcudai_cuda_set_prequantized(cu, &plan->steps[i], false);
     }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
@@ -33072,12 +33072,12 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
             const int at = gcudai_cuda_last_of(plan, s);
-            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_prequantized(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        s->is_new = s->is_new || s->is_rounded != s->was_rounded;
+        s->is_new = s->is_new || s->is_prequantized != s->was_prequantized;
     }
 }
 

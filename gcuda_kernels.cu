@@ -7437,7 +7437,7 @@ bool gcuda_hadamard_takes(const gcuda_mul_mat_args * args) {
     const int64_t n = a.ne[0];
     return args->hint == GCUDA_HINT_SRC0_IS_HADAMARD && (n == 64 || n == 128 || n == 256 || n == 512) && a.ne[1] == n &&
            a.ne[2] * a.ne[3] == 1 && x.ne[0] == n && y.ne[0] == n && (x.type == GCUDA_TYPE_F32 || x.type == GCUDA_TYPE_F16) &&
-           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_rounded;
+           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_prequantized;
 }
 
 template <typename T> static gcuda_status hadamard(const gcuda_mul_mat_args & p, gcuda_stream stream) {
@@ -12404,7 +12404,7 @@ static inline gcuda_mul_mat_id_args job_experts(const gcuda_mul_mat_job & job) {
 // Whether q has the activations of p and weights of the same layout.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
-                 q.b.type == p.b.type && q.is_rounded == p.is_rounded;
+                 q.b.type == p.b.type && q.is_prequantized == p.is_prequantized;
     for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
     return is_so;
 }
@@ -14010,8 +14010,8 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     }
     const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
-    const bool reads_rounded = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
-    if (job.args != nullptr && job.args->is_rounded && !reads_rounded) {
+    const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
+    if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) {
         return nullptr;
     }
     return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
@@ -16627,7 +16627,7 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
            (p.b.ne[1] == 1 || q.b.nb[1] == p.b.nb[1]) &&
-           n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
+           n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_prequantized == p.is_prequantized && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
            q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
@@ -16653,7 +16653,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capa
         }
     }
     p.n_more = n_args - 1;
-    if (args->is_rounded) {
+    if (args->is_prequantized) {
         return vec_take_column(p);
     }
     return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
@@ -16680,7 +16680,7 @@ static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
 // The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor cores.
 static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     const gcuda_mul_mat_args * args = job.args;
-    const bool is_rounded = args != nullptr && args->is_rounded;
+    const bool is_prequantized = args != nullptr && args->is_prequantized;
     if ((args != nullptr ? args->prec : job.experts->prec) == GCUDA_PREC_F32) {
         return false;
     }
@@ -16692,7 +16692,7 @@ static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
         return false;
     }
     const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
-    return is_few && (!is_rounded || vec_take_column(p));
+    return is_few && (!is_prequantized || vec_take_column(p));
 }
 
 static bool vec_takes_job(const gcuda_mul_mat_job & job) {
@@ -19271,7 +19271,7 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
 
 // Whether packed B given by the caller is usable.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
-    return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
+    return !p.is_prequantized || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
 }
 
 static gcuda_status wg_make_columns(
@@ -19321,8 +19321,8 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
     const wg_plan & plan, void * scratch, gcuda_stream stream) {
     const bool has_factors = args->a.type == GCUDA_TYPE_F16 && args->b.type != GCUDA_TYPE_F16;
     float * factor = has_factors ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
-    const void * image = args->is_rounded ? args->b.data : scratch;
-    const gcuda_status st = args->is_rounded ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
+    const void * image = args->is_prequantized ? args->b.data : scratch;
+    const gcuda_status st = args->is_prequantized ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
     return st == GCUDA_STATUS_SUCCESS
                ? wg_multiply(args, n_args, epilogue, plan, image, factor, (float *) ((char *) scratch + plan.parts_at), stream)
                : st;
@@ -19339,7 +19339,7 @@ static bool wg_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_
 
 // One product alone may have other tiles than the layout of a group says.
 static bool wg_takes_group(const gcuda_mul_mat_args * args, int n_args) {
-    bool may = !args->is_rounded || n_args > 1;
+    bool may = !args->is_prequantized || n_args > 1;
     for (int i = 0; i < n_args && may; ++i) {
         may = gcuda_is_quantized(args[i].a.type) && wg_takes_product(args[i]) && products_are_alike(args[0], args[i]) && n_elements(args[i].y) > 0;
     }
