@@ -31374,7 +31374,7 @@ static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor *
 }
 
 // The launchers need this before they read 16 bytes at once.
-static bool gcudai_cuda_is_wide(const struct gcuda_tensor * t) {
+static bool gcudai_cuda_is_aligned_16(const struct gcuda_tensor * t) {
     uintptr_t bits = (uintptr_t) t->data;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
     return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
@@ -31497,7 +31497,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(OWN,        "is a view",                                         y->view_src == NULL)                                             \
     X(UNIT,       "has elements that are not next to each other",      y->nb[0] == sizeof(float))                                       \
     X(PACKED,     "is not contiguous",                                 gcuda_is_contiguous(y))                                          \
-    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_wide(y))                                          \
+    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_aligned_16(y))                                          \
     X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))                               \
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                                   \
     X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->snapshot, m->w->at[i]) == 2)                \
@@ -31508,7 +31508,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(V_UNIT,     "reads elements that are not next to each other",    v->nb[0] == sizeof(float))                                       \
     X(V_PACKED,   "reads something that is not contiguous",            gcuda_is_contiguous(v))                                          \
     X(V_ROWS,     "reads rows that are not contiguous",                gcuda_is_contiguous_rows(v))                                     \
-    X(V_ALIGNED,  "is aligned otherwise than what it reads",           gcudai_cuda_is_wide(v) == gcudai_cuda_is_wide(y))                \
+    X(V_ALIGNED,  "is aligned otherwise than what it reads",           gcudai_cuda_is_aligned_16(v) == gcudai_cuda_is_aligned_16(y))                \
     X(X_F32,      "has another operand that is not F32",               x->type == GCUDA_TYPE_F32)                                       \
     X(X_SAME,     "has another operand of another shape",              gcuda_are_same_shape(x, y))                                      \
     X(X_ROWS,     "has another operand that does not repeat F32 rows", gcudai_cuda_is_row_operand(x, y))                                \
@@ -31563,7 +31563,7 @@ static bool gcudai_cuda_is_part(const struct gcuda_tensor * t, const struct gcud
 static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
     return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) && gcuda_nrows(a) == 1 &&
-           gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b);
+           gcudai_cuda_is_aligned_16(a) && gcudai_cuda_is_aligned_16(b);
 }
 
 static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
@@ -31848,8 +31848,8 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     const int i = w->node[0]->op == GCUDA_OP_ADD; // the norm
     const struct gcuda_tensor * norm = w->node[i], * y = w->node[m->n - 1], * x = w->node[0]->src[0];
     const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
-    const bool was_wide = gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm); // or sums have another order
-    const bool is_wide = gcudai_cuda_is_wide(x) && gcudai_cuda_is_wide(y) && (sum == NULL || gcudai_cuda_is_wide(sum));
+    const bool was_wide = gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm); // or sums have another order
+    const bool is_wide = gcudai_cuda_is_aligned_16(x) && gcudai_cuda_is_aligned_16(y) && (sum == NULL || gcudai_cuda_is_aligned_16(sum));
     if (!gcudai_cuda_need(w, i, was_wide == is_wide, "would sum in another order, as alignments differ") ||
         !gcudai_cuda_may_write(w, m->n, y, true) || !gcudai_cuda_may_write_sum(m, sum, y)) {
         return GCUDAI_CUDA_TRY_FEWER;
@@ -32069,7 +32069,7 @@ static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int
 // The kernel sums in the order of aligned rows.
 static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64_t ne0, int64_t n_heads) {
     return norm->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 && norm->ne[1] == n_heads &&
-           gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+           gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
 }
 
 // What comes before and after rope.
@@ -32314,9 +32314,9 @@ static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcuda
     const struct gcuda_tensor * probs = m->w->node[0], * sum = gcudai_cuda_of_row(m, 4), * clamp = gcudai_cuda_of_row(m, 5);
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
     p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(probs->src[0]) && gcudai_cuda_is_wide(probs);
+    p->is_wide = gcudai_cuda_is_aligned_16(probs->src[0]) && gcudai_cuda_is_aligned_16(probs);
     p->has_norm = sum != NULL;
-    p->is_wide_weights = sum != NULL && gcudai_cuda_is_wide(sum->src[0]);
+    p->is_wide_weights = sum != NULL && gcudai_cuda_is_aligned_16(sum->src[0]);
     p->has_least = clamp != NULL;
     p->least = clamp != NULL ? gcudai_param_f32(clamp, 0) : 0.0f;
     p->is_scaled = scale != NULL;
@@ -32328,8 +32328,8 @@ static int gcudai_cuda_fit_late_route(const struct gcudai_cuda_match * m, union 
     struct gcuda_route_args * p = &args->route;
     const struct gcuda_tensor * y = m->w->node[2];
     p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(m->w->node[0]->src[0]);
-    p->is_wide_weights = gcudai_cuda_is_wide(y->src[0]) && gcudai_cuda_is_wide(y);
+    p->is_wide = gcudai_cuda_is_aligned_16(m->w->node[0]->src[0]);
+    p->is_wide_weights = gcudai_cuda_is_aligned_16(y->src[0]) && gcudai_cuda_is_aligned_16(y);
     return gcudai_cuda_route_arrays(m, 0, p);
 }
 
