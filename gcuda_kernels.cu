@@ -263,8 +263,8 @@ static inline divisor divisor_of(int64_t n) {
     if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
     return d;
 }
-static inline __device__ uint32_t d_quotient(uint32_t x, const divisor & d) { return (__umulhi(x, d.factor) + x) >> d.shift; }
-static inline __device__ int d_divide(int x, const divisor & d) { return (int) d_quotient((uint32_t) x, d); }
+static inline __device__ uint32_t d_fast_div(uint32_t x, const divisor & d) { return (__umulhi(x, d.factor) + x) >> d.shift; }
+static inline __device__ int d_divide(int x, const divisor & d) { return (int) d_fast_div((uint32_t) x, d); }
 static inline __device__ int d_remainder(int x, const divisor & d) { return x - d_divide(x, d) * (int) d.n; }
 
 struct d_index {
@@ -991,7 +991,7 @@ static inline __device__ uint32_t d_tf32(float v) { // round to nearest, ties aw
     return v != v ? w : (w + 0x1000u) & 0xffffe000u;
 #endif
 }
-static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
+static inline __device__ uint32_t d_pack_half2(float lo, float hi) {
     const __half2 h = __floats2half2_rn(lo, hi);
     uint32_t w;
     memcpy(&w, &h, 4);
@@ -1000,7 +1000,7 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
 
 // ldmatrix.x4: four 8 x 8 matrices of halves from shared memory. Lane l passes the address of row l % 8 of matrix l / 8
 // and receives from each matrix the two halves at column 2 (l % 4) of row l / 4. Rows are aligned to 16 bytes.
-static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
+static inline __device__ void d_ldmatrix_x4_at(uint32_t * v, d_shared_at row) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -1014,9 +1014,9 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
     }
 #endif
 }
-static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_ldmatrix_x4_at(v, d_shared_at_of((char *) row)); }
 // ldmatrix.x4.trans: each matrix transposed.
-static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
+static inline __device__ void d_ldmatrix_x4_trans_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
@@ -3861,13 +3861,13 @@ template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(co
     d_chain_at at = { tile, 0, 0, N << p.shift, 0, 0, false };
     uint32_t in_row = 0;
     if (p.per_row.n > 1) {
-        at.i1 = d_quotient(tile, p.per_row);
+        at.i1 = d_fast_div(tile, p.per_row);
         in_row = tile - at.i1 * p.per_row.n;
     }
     if (p.is_deep) {
-        const uint32_t row = at.i1, i2 = d_quotient(row, p.ne1);
+        const uint32_t row = at.i1, i2 = d_fast_div(row, p.ne1);
         at.i1 = row - i2 * p.ne1.n;
-        at.i3 = d_quotient(i2, p.ne2);
+        at.i3 = d_fast_div(i2, p.ne2);
         at.i2 = i2 - at.i3 * p.ne2.n;
     }
     at.i0 = (int64_t) in_row * (N * PARTS << p.shift) + (int64_t) (own * N);
@@ -5658,7 +5658,7 @@ template <typename T> struct d_word<T, true> {
     typedef uint4 type;
 };
 
-template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
+template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_row_regs {
     static const int N = WIDE ? d_wide<T>::N : 1, PARTS = N_PARTS;
     typedef typename d_word<T, WIDE>::type word;
     float v[PARTS][N];
@@ -5712,7 +5712,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
         }
     }
     // f(element, element of the other row at the same index)
-    template <typename F> inline __device__ void each_with(const d_held & other, int n, F f) {
+    template <typename F> inline __device__ void each_with(const d_row_regs & other, int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
                 UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], other.v[k][j]); }
@@ -5735,7 +5735,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 }
 
 // Calls f(row, length) for the rows of these threads. Lanes without a row get length 0, so that warps stay converged.
-template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
+template <int THREADS, typename F> static inline __device__ void d_rows_in_regs(int64_t n_rows, int64_t n, F f) {
     d_pdl_prologue();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
     for (int64_t r0 = blockIdx.x * (int64_t) at_once; r0 < n_rows; r0 += gridDim.x * (int64_t) at_once) {
@@ -5750,7 +5750,7 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
     static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
-    template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
+    template <typename T> struct row : d_row_regs<T, N_THREADS, N_PARTS, IS_WIDE> {};
 };
 #define HELD_MOST 16384 // elements per row
 // LANES: fewest lanes for a short row.
@@ -6002,7 +6002,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
         float mean;
@@ -6170,7 +6170,7 @@ template <typename ROW> static inline __device__ void d_norm_wg_column(const ROW
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
     constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
     const int64_t n_all = d_rows(p.y);
-    d_held_rows<H::THREADS>(MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
+    d_rows_in_regs<H::THREADS>(MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
         const int n = MAY_ROUND && r >= n_all ? 0 : n_held;
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
@@ -6419,7 +6419,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -6649,7 +6649,7 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
@@ -6897,7 +6897,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -7545,7 +7545,7 @@ static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first,
     NO_UNROLL for (int h0 = 0; h0 < heads.n; h0 += ROPE_SET_THREADS / LANES) { // whole warps
         const int h = h0 + own, n = h < heads.n ? ne0 : 0, at = n > 0 ? h : 0;
         const float * bias = (const float *) steps.bias + (int64_t) (first + at) * ne0, * w = (const float *) steps.norm;
-        d_held<float, LANES, 4, true> x;
+        d_row_regs<float, LANES, 4, true> x;
         x.load(heads.x + at * heads.x_nb1, n);
         if (steps.bias != nullptr) { x.each(n, [&](float & v, int i) { v = d_add_rn(v, bias[i]); }); }
         float mean;
@@ -7862,7 +7862,7 @@ static inline __device__ int d_packed_at(int row, int piece) { return row * PACK
 
 // Two adjacent elements, aligned to a pair.
 static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
-static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
+static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_pack_half2(v0, v1); }
 static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
     const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
     memcpy(p, &h, 4);
@@ -8398,7 +8398,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     UNROLL for (int j = 0; j < 4; ++j) {
                         if (IS_F16) {
                             const float lo = k + 2 * (uint32_t) j < n_taps ? d_f32(from[2 * j]) : 0.0f;
-                            w[j] = d_two_halfs(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
+                            w[j] = d_pack_half2(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
                         } else {
                             w[j] = __float_as_uint(k + (uint32_t) j < n_taps ? d_f32(from[j]) : 0.0f);
                         }
@@ -8426,7 +8426,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             UNROLL for (int i = 0; i < OWN / PER_WORD; i += 4) {
                 uint32_t w[4];
                 UNROLL for (int j = 0; j < 4; ++j) {
-                    w[j] = IS_F16 ? d_two_halfs(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
+                    w[j] = IS_F16 ? d_pack_half2(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
                 }
                 *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
             }
@@ -8581,7 +8581,7 @@ static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed
         const int c = c0 + 16 * side + k;
         v[k] = is_in && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
     }
-    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
+    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_pack_half2(v[2 * k], v[2 * k + 1]); }
     __syncthreads();
     UNROLL for (int k = 0; k < 2; ++k) {
         const int i = (int) threadIdx.x + 256 * k, at = i / 4, piece = i % 4;
@@ -12715,7 +12715,7 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(co
             if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
                 w = make_float4(ldexpf(w.x, -exponent), ldexpf(w.y, -exponent), ldexpf(w.z, -exponent), ldexpf(w.w, -exponent));
             }
-            if (at < n) { y[at] = make_uint2(d_two_halfs(w.x, w.y), d_two_halfs(w.z, w.w)); }
+            if (at < n) { y[at] = make_uint2(d_pack_half2(w.x, w.y), d_pack_half2(w.z, w.w)); }
         }
         if (threadIdx.x == 0) {
             p.scale[r] = ldexpf(1.0f, exponent);
@@ -13608,7 +13608,7 @@ static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32
     if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
         UNROLL for (int k = 0; k < 8; ++k) { v[k] = ldexpf(v[k], -exponent); }
     }
-    *(uint4 *) to = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+    *(uint4 *) to = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
 }
 
 // A block packs 256 pieces of one column.
@@ -19784,7 +19784,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
                 }
                 const bool is_in = is_row && (unsigned) (x0 + first + j) < (unsigned) wide;
                 uint32_t w[4];
-                UNROLL for (int k = 0; k < 4; ++k) { w[k] = is_in ? d_two_halfs(u[2 * k], u[2 * k + 1]) : 0; }
+                UNROLL for (int k = 0; k < 4; ++k) { w[k] = is_in ? d_pack_half2(u[2 * k], u[2 * k + 1]) : 0; }
                 *(uint4 *) (to + j * 16) = make_uint4(w[0], w[1], w[2], w[3]);
             };
             UNROLL for (int j = 0; j < PACKED_STRIP / 2; j += 32) { convert(j + lane); }
@@ -20708,7 +20708,7 @@ template <bool IS_BF16> static inline __device__ void d_attn_mma_16(float * c, c
     }
 }
 template <bool IS_BF16> static inline __device__ uint32_t d_attn_pair(float low, float high) {
-    return IS_BF16 ? d_bf16_pair(low, high) : d_two_halfs(low, high);
+    return IS_BF16 ? d_bf16_pair(low, high) : d_pack_half2(low, high);
 }
 template <bool IS_BF16> static inline __device__ float d_attn_rounded(float v) {
     return IS_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
@@ -20768,7 +20768,7 @@ static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char *
 static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, int place, float x, float y) {
     const bool is_bf16 = a.k.kind == ATTN_BF16;
     NO_UNROLL for (int part = 0; part < a.q_parts; ++part) {
-        *(uint32_t *) (row + part * a.q_bytes + 2 * place) = is_bf16 ? d_bf16_pair(x, y) : d_two_halfs(x, y);
+        *(uint32_t *) (row + part * a.q_bytes + 2 * place) = is_bf16 ? d_bf16_pair(x, y) : d_pack_half2(x, y);
         x -= is_bf16 ? d_attn_rounded<true>(x) : d_attn_rounded<false>(x);
         y -= is_bf16 ? d_attn_rounded<true>(y) : d_attn_rounded<false>(y);
     }
@@ -20988,10 +20988,10 @@ static inline __device__ void d_attn_split_scores(float (&s)[RT][4], const d_att
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); step += 2) {
             uint32_t x[2][4], y[4];
-            d_matrices_at(x[0], k + step * 32);
-            d_matrices_at(x[1], k + step * 32 + 32);
+            d_ldmatrix_x4_at(x[0], k + step * 32);
+            d_ldmatrix_x4_at(x[1], k + step * 32 + 32);
             UNROLL for (int rt = 0; rt < RT; ++rt) {
-                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * (KT > 0 ? stride : q.stride) + step * 32);
+                d_ldmatrix_x4_at(y, q.rows + part * q.part_bytes + rt * 8 * (KT > 0 ? stride : q.stride) + step * 32);
                 d_attn_mma_16<IS_BF16>(s[rt], x[0], y);
                 d_attn_mma_16<IS_BF16>(odd[rt], x[1], y + 2);
             }
@@ -21021,7 +21021,7 @@ static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], co
             UNROLL for (int rt = 0; rt < RT; ++rt) {
                 uint32_t y[4];
                 float c[4] = {};
-                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * q.stride + n * 64);
+                d_ldmatrix_x4_at(y, q.rows + part * q.part_bytes + rt * 8 * q.stride + n * 64);
                 d_mma_words<true>(c, x[0], y);
                 d_mma_words<true>(c, x[1], y + 2);
                 UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] += c[i] * d[i / 2]; }
@@ -21076,7 +21076,7 @@ static inline __device__ void d_attn_split_values(float (&o)[RT][DT / 2][4], con
     v += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
     UNROLL for (int j = 0; j < DT / 2; ++j) {
         uint32_t x[4];
-        d_matrices_transposed_at(x, v + j * 32);
+        d_ldmatrix_x4_trans_at(x, v + j * 32);
         UNROLL for (int i = 0; i < 4; ++i) { x[i] &= keep[i / 2]; }
         UNROLL for (int rt = 0; rt < RT; ++rt) { d_attn_mma_16<IS_BF16>(o[rt][j], x, w[rt]); }
     }
@@ -21329,7 +21329,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
 // ---- many rows: ROWS ----
 // KT: steps of 16 elements of a row; 0: q.n_steps.
 template <int KT> static inline __device__ void d_attn_q_load(uint32_t * a, const d_attn_q & q, int part, int mt, int step) {
-    d_matrices_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
+    d_ldmatrix_x4_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
 }
 
 template <bool IS_BF16, int KT, int MT, int NP>
@@ -21340,7 +21340,7 @@ static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_a
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
             uint32_t a[MT][4], b[NP][4];
-            UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(b[np], k + np * 16 * stride + step * 32); }
+            UNROLL for (int np = 0; np < NP; ++np) { d_ldmatrix_x4_at(b[np], k + np * 16 * stride + step * 32); }
             UNROLL for (int mt = 0; mt < MT; ++mt) { d_attn_q_load<KT>(a[mt], q, part, mt, step); }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 UNROLL for (int i = 0; i < 2 * NP; ++i) {
@@ -21382,7 +21382,7 @@ static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_
     v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
     UNROLL for (int j = 0; j < DT; j += 2) {
         uint32_t b[4];
-        d_matrices_transposed_at(b, v + j * 16);
+        d_ldmatrix_x4_trans_at(b, v + j * 16);
         UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
@@ -21726,7 +21726,7 @@ static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d
                     if (part == 0) { x = make_float4(x.x * factor * rest, x.y * factor * rest, x.z * factor * rest, x.w * factor * rest); }
                     if (4 * lane + 128 * k < 16 * a.n_steps) {
                         *(uint2 *) (to + part * a.q_bytes + 256 * k) =
-                            is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_two_halfs(x.x, x.y), d_two_halfs(x.z, x.w));
+                            is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_pack_half2(x.x, x.y), d_pack_half2(x.z, x.w));
                     }
                     if (part + 1 < a.q_parts) { // what rounding left
                         x.x -= is_bf16 ? d_attn_rounded<true>(x.x) : d_attn_rounded<false>(x.x);
@@ -21800,7 +21800,7 @@ static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, cha
     UNROLL for (int k = 0; k < 4; ++k) {
         float v[8];
         UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (g.q[2 * k + i / 4] >> 8 * (i % 4)) - zero) - min; }
-        *(uint4 *) (to + 16 * k) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+        *(uint4 *) (to + 16 * k) = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
     }
 }
 
@@ -21850,8 +21850,8 @@ static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL_4 for (int step = first; step < q.n_steps; step += STEP) {
             uint32_t x[4], y[TP / 16][4];
-            d_matrices_at(x, q.rows + part * q.part_bytes + step * 32);
-            UNROLL for (int i = 0; i < TP / 16; ++i) { d_matrices_at(y[i], k + i * 16 * stride + step * 32); }
+            d_ldmatrix_x4_at(x, q.rows + part * q.part_bytes + step * 32);
+            UNROLL for (int i = 0; i < TP / 16; ++i) { d_ldmatrix_x4_at(y[i], k + i * 16 * stride + step * 32); }
             UNROLL for (int i = 0; i < TP / 8; ++i) { d_attn_mma_16<IS_BF16>(s[i], x, y[i / 2] + 2 * (i % 2)); }
         }
     }
@@ -21892,7 +21892,7 @@ template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<
     return has_grown;
 }
 
-static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_two_halfs(v, 0.0f)) & 0xffffu; }
+static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_pack_half2(v, 0.0f)) & 0xffffu; }
 // Weights of a warp's rows for this lane's position, and what rounding has left of them in the second part.
 template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn_mma & a, float (&x)[OWN], d_shared_at to, int stride, int part_bytes) {
     const bool is_bf16 = a.v.kind == ATTN_BF16;
@@ -21916,8 +21916,8 @@ static inline __device__ void d_attn_element_products(float (&o)[MT][8][4], cons
         const uint32_t bits = seen >> (16 * c + 2 * (lane % 4));
         const uint32_t keep[2] = { (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0), (bits & 256 ? 0xffffu : 0) | (bits & 512 ? 0xffff0000u : 0) };
         uint32_t x[MT][4], y[N][4];
-        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], w + mt * 16 * d_attn_weight_stride<TP> + 32 * c); }
-        UNROLL for (int i = 0; i < N; ++i) { d_matrices_transposed_at(y[i], v + 16 * c * a.v.stride + at[i]); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_ldmatrix_x4_at(x[mt], w + mt * 16 * d_attn_weight_stride<TP> + 32 * c); }
+        UNROLL for (int i = 0; i < N; ++i) { d_ldmatrix_x4_trans_at(y[i], v + 16 * c * a.v.stride + at[i]); }
         UNROLL for (int i = 0; i < N; ++i) {
             UNROLL for (int k = 0; k < 4; ++k) { y[i][k] &= keep[k % 2]; }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
@@ -23156,7 +23156,7 @@ static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int s
     }
     return __syncthreads_or(is_seen) != 0;
 }
-static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
+static inline __device__ void d_attn_frag8_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
     const int part = octet % 4;
     const char * block = row + octet / 4 * f.block_bytes, * codes = block + f.codes_at + 8 * (f.is_bytes ? part : part % 2);
     uint32_t q[2] = { d_word2(codes), d_word2(codes + 4) };
@@ -23167,7 +23167,7 @@ static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_
     const float scale = d_half(*(const gcuda_fp16_t *) block), min = f.min_at > 0 ? d_half(*(const gcuda_fp16_t *) (block + f.min_at)) : 0.0f;
     UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (q[i / 4] >> 8 * (i % 4)) - f.zero) + min; }
 }
-static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char * row, int octet) {
+static inline __device__ void d_attn_frag8_of_floats(float (&v)[8], const char * row, int octet) {
     const float4 low = *(const float4 *) (row + 32 * octet), high = *(const float4 *) (row + 32 * octet + 16);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
 }
@@ -23199,9 +23199,9 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
             const char * from = rows + row * (int64_t) x.from.nb[1];
             float v[8], top = 0.0f;
             if (is_f32) {
-                d_attn_octet_of_floats(v, from, octet);
+                d_attn_frag8_of_floats(v, from, octet);
             } else {
-                d_attn_octet_of_codes(v, x.codes, from, octet);
+                d_attn_frag8_of_codes(v, x.codes, from, octet);
             }
             bool is_large = false;
             UNROLL for (int e = 0; e < 8; ++e) {
@@ -23210,7 +23210,7 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
                 v[e] = d_attn_within_half(v[e]);
             }
             if (is_f32 || is_large) { atomicMax(&most[row], is_large ? 0x7fffffffu : __float_as_uint(top)); }
-            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
         }
         __syncthreads();
         if (thread < ATTN_TILE) {
@@ -24563,8 +24563,8 @@ template <int D, int MT, int NP> static inline __device__ void d_back_scores(flo
     b += (lane / 16 * 8 + lane % 8) * (2 * D);
     UNROLL for (int step = 0; step < D / 16; ++step) {
         uint32_t x[MT][4], y[NP][4];
-        UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
-        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
+        UNROLL for (int np = 0; np < NP; ++np) { d_ldmatrix_x4_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_ldmatrix_x4_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma(s[mt][i], x[mt], y[i / 2] + 2 * (i % 2)); }
         }
@@ -24580,7 +24580,7 @@ template <int D, int MT, int NP> static inline __device__ void d_back_add(float 
         d_attn_weights<true>(x, w, np, 1.0f);
         UNROLL for (int j = 0; j < D / 8; j += 2) {
             uint32_t y[4];
-            d_matrices_transposed_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
+            d_ldmatrix_x4_trans_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 d_mma(o[mt][j], x[mt], y);
                 d_mma(o[mt][j + 1], x[mt], y + 2);
