@@ -12579,26 +12579,26 @@ static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
 }
 
 // Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
-struct gcudai_stretch {
+struct gcudai_row_segment {
     int64_t i0, n, i1, i2, i3;
 };
 
-#define GCUDAI_STRETCH_COST 1e6
+#define GCUDAI_ROW_SEGMENT_COST 1e6
 
-static int64_t gcudai_stretch_len(double element_cost) {
-    const double n = GCUDAI_STRETCH_COST / element_cost;
+static int64_t gcudai_row_segment_len(double element_cost) {
+    const double n = GCUDAI_ROW_SEGMENT_COST / element_cost;
     return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
 }
 
-static void gcudai_stretch_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
-    const int64_t len = gcudai_stretch_len(element_cost);
+static void gcudai_row_segment_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
+    const int64_t len = gcudai_row_segment_len(element_cost);
     w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
     w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
 }
 
-static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double element_cost, int64_t item) {
-    const int64_t len = gcudai_stretch_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
-    struct gcudai_stretch p;
+static struct gcudai_row_segment gcudai_row_segment_of(const int64_t * ne, double element_cost, int64_t item) {
+    const int64_t len = gcudai_row_segment_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
+    struct gcudai_row_segment p;
     p.i0 = item % per_row * len;
     p.n = GCUDAI_MIN(len, ne[0] - p.i0);
     p.i1 = row % ne[1];
@@ -12607,7 +12607,7 @@ static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double elemen
     return p;
 }
 
-static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcudai_stretch * p, const float * values) {
+static void gcudai_row_segment_store(const struct gcuda_array * y, const struct gcudai_row_segment * p, const float * values) {
     gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
 }
 
@@ -19164,7 +19164,7 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
 #define GCUDAI_IM2COL_COST 4.0
 
 static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
+    gcudai_row_segment_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
 }
 
 static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -19173,12 +19173,12 @@ static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai
         { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3);
         patch.origin[0] = c.i1 * p->s0 - p->p0;
         patch.origin[1] = c.i2 * p->s1 - p->p1;
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -19228,11 +19228,11 @@ static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) {
 static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
-    gcudai_stretch_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
+    gcudai_row_segment_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
 }
 
 // One kernel element's share: image element x was copied by output place (x + p - k * d) / s, if that is one.
-static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 + p->p1 - kh * p->d1;
     if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
@@ -19253,7 +19253,7 @@ static void gcudai_im2col_back_cpu(const union gcuda_args * args, const struct g
     float sum[GCUDAI_PIECE];
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_im2col_back_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_im2col_back_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
@@ -19261,7 +19261,7 @@ static void gcudai_im2col_back_cpu(const union gcuda_args * args, const struct g
                 if (gcudai_poll_abort(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
             }
         }
-        gcudai_stretch_store(&p->y, &c, sum);
+        gcudai_row_segment_store(&p->y, &c, sum);
     }
 }
 
@@ -19331,13 +19331,13 @@ static void gcudai_im2col_3d_cpu(const union gcuda_args * args, const struct gcu
         { p->d[0], p->d[1], p->d[2] } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3 / od * p->channels);
         patch.origin[0] = c.i1 * p->s[0] - p->p[0];
         patch.origin[1] = c.i2 * p->s[1] - p->p[1];
         patch.origin[2] = c.i3 % od * p->s[2] - p->p[2];
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -19659,12 +19659,12 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
     struct gcuda_array rows;
     gcudai_conv_args(y, &args);
     (void) gcudai_conv_2d_dw_order(&args.conv, &rows);
-    gcudai_stretch_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
+    gcudai_row_segment_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
 }
 
 // Adds kernel element (kw, kh) times image to a piece of a row of pixels. Skips pixels outside the image: 0 times an infinite weight
 // would be NaN.
-static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
     float x[GCUDAI_PIECE];
@@ -19681,7 +19681,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
 }
 
 // Adds one kernel element's products for a piece of the channels of one pixel.
-static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
@@ -19703,7 +19703,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gc
     float sum[GCUDAI_PIECE];
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
@@ -19715,7 +19715,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gc
                 if (gcudai_poll_abort(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
             }
         }
-        gcudai_stretch_store(&y, &c, sum);
+        gcudai_row_segment_store(&y, &c, sum);
     }
 }
 
@@ -19794,7 +19794,7 @@ static double gcudai_conv_transpose_cost(const struct gcuda_conv_transpose_args 
 static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
-    gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
+    gcudai_row_segment_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
 // Sums of a segment, ordered by index modulo the stride: those that one kernel element contributes to are adjacent.
@@ -19804,7 +19804,7 @@ struct gcudai_phases {
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
-static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c,
+static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_row_segment * c,
     int64_t kw, int64_t kh, int64_t ic, int64_t n,
     struct gcudai_phases * f, gcudai_lane_add4_fn add4) {
     const int64_t s = p->stride, from = c->i0 - kw, last = from + c->n - 1; // of w * stride
@@ -19840,7 +19840,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
     double spent = 0.0;
     f.stride = p->stride;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
         f.len = (c.n + f.stride - 1) / f.stride;
         memset(f.sum, 0, sizeof(f.sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1] && kh <= c.i1; ++kh) {
@@ -19857,7 +19857,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
         for (int64_t j = 0; j < c.n; ++j) {
             out[j] = f.sum[j % f.stride * f.len + j / f.stride];
         }
-        gcudai_stretch_store(&p->y, &c, out);
+        gcudai_row_segment_store(&p->y, &c, out);
     }
 }
 
@@ -19990,7 +19990,7 @@ static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
 static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
+    gcudai_row_segment_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
 // The part of a window inside the image.
@@ -20042,14 +20042,14 @@ static void gcudai_pool_1d_cpu(const union gcuda_args * args, const struct gcuda
     const struct gcuda_pool_args * p = &args->pool;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_pool_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
             int64_t at = 0;
             const bool is_max = p->op == GCUDA_OP_POOL_MAX;
             buf[i] = is_max ? gcudai_pool_max(p, &w, &at) : gcudai_pool_mean(p, &w);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20107,9 +20107,9 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     gcudai_pool_args(y, &args);
     const struct gcuda_pool_args * p = &args.pool;
     w->n_phases = 2;
-    gcudai_stretch_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
+    gcudai_row_segment_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
     if (p->op == GCUDA_OP_POOL_MAX) {
-        gcudai_stretch_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
+        gcudai_row_segment_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
         if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
             w->shared_bytes = SIZE_MAX;
         }
@@ -20123,7 +20123,7 @@ static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const str
 
 static void gcudai_pool_find_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->dy.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->dy.ne, gcudai_pool_cost(p), item);
         int64_t * to = gcudai_pool_winners(p, t, c.i1, c.i2, c.i3) + c.i0;
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
@@ -20140,7 +20140,7 @@ static void gcudai_pool_over(int64_t x, int32_t k, int32_t s, int32_t p, int64_t
 }
 
 static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x,
-    const struct gcudai_stretch * c) {
+    const struct gcudai_row_segment * c) {
     int64_t ox0, ox1, oy0, oy1;
     double sum = 0.0;
     gcudai_pool_over(x, p->k0, p->s0, p->p0, p->dy.ne[0], &ox0, &ox1);
@@ -20165,11 +20165,11 @@ static void gcudai_pool_2d_back_cpu(const union gcuda_args * args, const struct 
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20348,7 +20348,7 @@ static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_wor
     union gcuda_args args;
     gcudai_upscale_args(y, &args);
     w->n_phases = 2;
-    gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
+    gcudai_row_segment_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
     if (args.upscale.mode != GCUDA_SCALE_MODE_NEAREST) {
         w->n_items[0] = y->ne[0];
         w->item_cost[0] = 40.0;
@@ -20385,7 +20385,7 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
             x[item] = gcudai_upscale_taps(p, item, f[0], p->x.ne[0]);
             continue;
         }
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_upscale_cost(p), item);
         const struct gcudai_taps y = gcudai_upscale_taps(p, c.i1, f[1], p->x.ne[1]);
         const int64_t i2 = gcudai_upscale_nearest(c.i2, f[2], p->x.ne[2]);
         const int64_t i3 = gcudai_upscale_nearest(c.i3, f[3], p->x.ne[3]);
@@ -20394,7 +20394,7 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
         } else {
             gcudai_upscale_row(p, x + c.i0, c.n, &y, gcudai_at(&p->x, 0, i2, i3), t, buf);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20448,7 +20448,7 @@ static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcuda_args
 static double gcudai_ssm_conv_cost(int64_t k) { return 4.0 + 2.0 * (double) k; }
 
 static void gcudai_ssm_conv_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    gcudai_stretch_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
+    gcudai_row_segment_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
 }
 
 static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -20457,7 +20457,7 @@ static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcud
     const bool is_f32 = p->x.type == GCUDA_TYPE_F32 && p->c.type == GCUDA_TYPE_F32;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const char * x = gcudai_at(&p->x, c.i0 + i, c.i2, 0) + (size_t) c.i1 * p->x.nb[0];
             const char * w = gcudai_at(&p->c, c.i0 + i, 0, 0);
@@ -20471,7 +20471,7 @@ static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcud
             }
             buf[i] = sum;
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
