@@ -29585,7 +29585,7 @@ static void gcudai_cuda_subs_free(struct gcudai_cuda * cu) {
 }
 
 // The shares of all devices with rows. Their operands still are the main device's.
-static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
+static gcuda_status gcudai_cuda_split_make_shares(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
     *n = 0;
@@ -29999,7 +29999,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     GCUDAI_ZERO(ids);
     GCUDAI_ZERO(strip);
     if (id != NULL) { ids = id->ids; }
-    gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
+    gcuda_status st = gcudai_cuda_split_make_shares(cu, &p, node->src[0], shares, &n);
     if (st == GCUDA_STATUS_SUCCESS && !choice->is_made) { *choice = gcudai_cuda_split_choose(cu, shares, n, &p, id); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed[0]); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &ids, &packed[1]); }
@@ -33167,7 +33167,7 @@ static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const st
 }
 
 // The stream on which each step begins first. False: in parallel they would end hardly earlier than in order.
-static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
+static bool gcudai_cuda_region_schedule(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
     double serial = 0.0, longest = 0.0, bytes_us = 0.0;
     bool is_used = false;
     for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { s->free_at[l] = 0.0; }
@@ -33206,17 +33206,17 @@ static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struc
 // Ends the region: its steps get their streams and what they wait for. A step that has waited for a stream does not wait for its earlier
 // steps again.
 static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
-    struct gcudai_cuda_schedule dealt;
+    struct gcudai_cuda_schedule schedule;
     int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS];
-    const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, &dealt);
+    const bool is_scheduled = r->n > 2 && gcudai_cuda_region_schedule(r, &schedule);
     memset(known, 0xff, sizeof(known)); // -1
     for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
         if (r->n > 0) { plan->steps[r->first].wait[l] = r->last[l]; }
         r->last[l] = -1;
     }
-    for (int j = 1; j < r->n && is_dealt; ++j) {
-        gcudai_cuda_region_waits(plan, r, dealt.stream, j, known);
-        if (dealt.stream[j] > 0) { r->last[dealt.stream[j]] = r->first + j; }
+    for (int j = 1; j < r->n && is_scheduled; ++j) {
+        gcudai_cuda_region_waits(plan, r, schedule.stream, j, known);
+        if (schedule.stream[j] > 0) { r->last[schedule.stream[j]] = r->first + j; }
     }
     r->first += r->n;
     r->n = 0;
