@@ -30395,7 +30395,7 @@ static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const stru
 
 // A graph in the caller's capture is only enqueued, in one piece. The scratch that it contains keeps its address until the backend is
 // freed. Missing scratch is allocated, which captures allow.
-static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
+static void gcudai_cuda_detect_capture(struct gcudai_cuda * cu) {
     cu->is_captured = gcudai_cuda_is_captured(cu);
     if (cu->is_captured && !cu->has_captured) {
         cu->has_captured = true;
@@ -32850,13 +32850,13 @@ struct gcudai_cuda_step {
     bool makes_classes;   // it is the first to read them
     bool is_prequantized, was_prequantized;    // its products take prequantized activations; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
-    cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
+    cudaGraphNode_t last[2];         // see enum gcudai_cuda_recording: the node that its launches end with; NULL: none up to here
     struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
 
 // Which steps a capture runs, and in which of their places it notes their nodes.
-enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUDA_NOTE_NOTHING };
+enum gcudai_cuda_recording { GCUDAI_CUDA_RECORD_ALL, GCUDAI_CUDA_RECORD_NEW, GCUDAI_CUDA_RECORD_NOTHING };
 
 // A mask whose classes several steps of attention share: found once in each run.
 enum { GCUDAI_CUDA_MASKS = 8 }; // further ones are classified by each step
@@ -33473,13 +33473,13 @@ static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
 }
 
 // Memory for a run. Steps that are not captured anew remember where it was.
-static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
     for (int i = 0; i < plan->n_masks; ++i) {
         struct gcudai_cuda_mask * m = &plan->masks[i];
         void * const before = m->classes;
         GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
         plan->n_taken = i + 1;
-        if (noting == GCUDAI_CUDA_NOTE_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
+        if (recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -33494,8 +33494,8 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 }
 #else
 static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) { (void) plan; }
-static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    (void) cu, (void) plan, (void) noting;
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
+    (void) cu, (void) plan, (void) recording;
     return GCUDA_STATUS_SUCCESS;
 }
 static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
@@ -33506,7 +33506,7 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 #endif
 
 // Notes what the plan's nodes have in common. Weights that are split now and were not need another first run.
-static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
+static void gcudai_cuda_plan_summarize(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
     union gcuda_args unused;
     plan->has_indices = plan->has_split = plan->has_custom = false;
@@ -33562,7 +33562,7 @@ static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struc
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
     plan->n_steps = 0;
-    gcudai_cuda_plan_note(plan);
+    gcudai_cuda_plan_summarize(plan);
     gcudai_cuda_order_of(snapshot, gcudai_cuda_plan_may_move(cu, plan), plan->order);
     for (int i = 0; i < snapshot->n_nodes;) {
         if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
@@ -33604,7 +33604,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 
 // The step anew, but for its place in the plan's CUDA graph.
 static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
-    const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
+    const cudaGraphNode_t last = s->last[GCUDAI_CUDA_RECORD_ALL];
     const enum gcuda_overlap overlap = s->overlap;
     const int mask = s->mask;
     const bool makes_classes = s->makes_classes;
@@ -33612,7 +33612,7 @@ static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_
     s->is_new = true;
     s->mask = mask;
     s->makes_classes = makes_classes;
-    s->last[GCUDAI_CUDA_NOTE_ALL] = last;
+    s->last[GCUDAI_CUDA_RECORD_ALL] = last;
     s->overlap = overlap;
 }
 
@@ -33648,7 +33648,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         is_as_before = s->n == n;
     }
     if (is_as_before) {
-        gcudai_cuda_plan_note(plan);
+        gcudai_cuda_plan_summarize(plan);
     } else {
         gcudai_cuda_plan_steps(cu, plan);
     }
@@ -33746,19 +33746,19 @@ static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * las
 
 // All steps, or those that are new alone, one after the other.
 static gcuda_status gcudai_cuda_plan_in_line(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    gcuda_status st = gcudai_cuda_masks_acquire(cu, plan, noting);
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
+    gcuda_status st = gcudai_cuda_masks_acquire(cu, plan, recording);
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const struct gcuda_launch_series callers = *series;
     series->has_begun = false;
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        if (noting == GCUDAI_CUDA_NOTE_NEW && !s->is_new) { continue; }
+        if (recording == GCUDAI_CUDA_RECORD_NEW && !s->is_new) { continue; }
         series->overlap = s->overlap;
         st = gcudai_cuda_step_classes(cu, plan, s);
         st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_step_run(cu, s) : gcudai_cuda_fail_node(cu, st, s->node);
-        if (noting != GCUDAI_CUDA_NOTE_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
-            plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[noting]);
+        if (recording != GCUDAI_CUDA_RECORD_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
+            plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[recording]);
         }
     }
     gcudai_cuda_masks_release(cu, plan);
@@ -33775,7 +33775,7 @@ static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcuda
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
         plan->no_streams = true;
     }
-    return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_NOTE_NOTHING);
+    return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_RECORD_NOTHING);
 }
 
 // The stream that captures go through: the backend's, unless it is the caller's, who may be giving it work meanwhile.
@@ -33789,12 +33789,12 @@ static gcuda_status gcudai_cuda_capture_stream(struct gcudai_cuda * cu, cudaStre
 }
 
 static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaStream_t stream,
-    enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
+    enum gcudai_cuda_recording recording, cudaGraph_t * graph) {
     const cudaStream_t own = cu->stream;
     GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
     cu->stream = stream;
     const gcuda_status st =
-        noting == GCUDAI_CUDA_NOTE_NOTHING ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, noting);
+        recording == GCUDAI_CUDA_RECORD_NOTHING ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, recording);
     cu->stream = own;
     const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -33807,12 +33807,12 @@ static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gc
 }
 
 static gcuda_status gcudai_cuda_plan_record(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording, cudaGraph_t * graph) {
     cudaStream_t stream = NULL;
     *graph = NULL;
     GCUDAI_TRY(gcudai_cuda_capture_stream(cu, &stream));
     gcudai_mutex_lock(&gcudai_cuda_capture_lock);
-    const gcuda_status st = gcudai_cuda_plan_captured(cu, plan, stream, noting, graph);
+    const gcuda_status st = gcudai_cuda_plan_captured(cu, plan, stream, recording, graph);
     gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
     return st;
 }
@@ -33840,7 +33840,7 @@ static gcuda_status gcudai_cuda_plan_instantiate(
 
 static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
-    gcuda_status st = gcudai_cuda_plan_record(cu, plan, plan->is_patchable ? GCUDAI_CUDA_NOTE_ALL : GCUDAI_CUDA_NOTE_NOTHING, &graph);
+    gcuda_status st = gcudai_cuda_plan_record(cu, plan, plan->is_patchable ? GCUDAI_CUDA_RECORD_ALL : GCUDAI_CUDA_RECORD_NOTHING, &graph);
     plan->is_patchable = plan->is_patchable && !plan->no_patch;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph) : st;
     if (st == GCUDA_STATUS_SUCCESS && plan->is_patchable) {
@@ -33894,8 +33894,8 @@ static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cud
 
 // Goes backwards from the last nodes of step i in both graphs to those of the previous step, which is another one in each.
 static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGraphNode_t before_new) {
-    cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_NOTE_ALL], from = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
-    const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_NOTE_ALL] : NULL;
+    cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_RECORD_ALL], from = plan->steps[i].last[GCUDAI_CUDA_RECORD_NEW];
+    const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_RECORD_ALL] : NULL;
     bool is_ok = true;
     while (is_ok && to != before && from != before_new && to != NULL && from != NULL) {
         is_ok = gcudai_cuda_node_patch(plan->exec, to, from) && gcudai_cuda_node_before(&to) && gcudai_cuda_node_before(&from);
@@ -33907,12 +33907,12 @@ static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGr
 static bool gcudai_cuda_plan_patch(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
     cudaGraphNode_t before = NULL;
-    bool is_ok = gcudai_cuda_plan_record(cu, plan, GCUDAI_CUDA_NOTE_NEW, &graph) == GCUDA_STATUS_SUCCESS && !plan->no_patch &&
+    bool is_ok = gcudai_cuda_plan_record(cu, plan, GCUDAI_CUDA_RECORD_NEW, &graph) == GCUDA_STATUS_SUCCESS && !plan->no_patch &&
                  plan->generation == gcudai_cuda_scratch_generation(cu);
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (!plan->steps[i].is_new) { continue; }
         is_ok = gcudai_cuda_step_patch(plan, i, before);
-        before = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
+        before = plan->steps[i].last[GCUDAI_CUDA_RECORD_NEW];
     }
     if (graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph)); }
     if (is_ok) { gcudai_cuda_plan_is_current(cu, plan); }
@@ -34104,7 +34104,7 @@ static gcuda_status gcudai_cuda_plan_compute(gcuda_backend_t backend, gcuda_back
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
+    gcudai_cuda_detect_capture(cu);
     gcuda_status st = gcudai_cuda_goes_by_node(cu) ? gcudai_cuda_plan_by_node(cu, p) : gcudai_cuda_plan_run(cu, p);
     st = gcudai_cuda_mark_lost(cu, st);
     gcudai_cuda_leave(&scope);
@@ -34223,7 +34223,7 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
+    gcudai_cuda_detect_capture(cu);
     const bool by_node = gcudai_cuda_goes_by_node(cu) || cu->plans.max_plans < 0;
     gcuda_status st = by_node ? gcudai_cuda_run_nodes(cu, graph) : gcudai_cuda_compute_planned(cu, graph);
     st = gcudai_cuda_mark_lost(cu, st);
@@ -34752,7 +34752,7 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
     if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
+    gcudai_cuda_detect_capture(cu);
     const gcuda_status st = gcudai_cuda_mark_lost(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
     gcudai_cuda_leave(&scope);
     return st;
@@ -37926,7 +37926,7 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
 }
 
 // Reports graphs larger than the reserved one, for GCUDA_SCHED_DEBUG_REALLOC: 1 warns, 2 fails.
-static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
+static gcuda_status gcudai_sched_report_growth(gcuda_backend_sched_t s) {
     if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
     s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is overwritten
@@ -38029,7 +38029,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     bool fits = false;
     if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
     if (!fits) {
-        GCUDAI_TRY(gcudai_sched_note_growth(s));
+        GCUDAI_TRY(gcudai_sched_report_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
     }
     GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // a failure here is the backend's and must not cause a reserve
@@ -38543,7 +38543,7 @@ static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_ten
 }
 
 // Saves t, or the owner of t if it is a view.
-static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
+static void gcudai_sched_save_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
     t = t != NULL && t->view_src != NULL ? t->view_src : t;
     if (!gcudai_sched_is_kept(s, t)) { return; }
     struct gcudai_sched_key * key = &s->keys[gcudai_map_get(&s->map, t)];
@@ -38558,13 +38558,13 @@ static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor 
     key->has_changed = true; // saved once
 }
 
-static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {
+static int gcudai_sched_save_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {
     int n = 0;
     gcudai_sched_forget_changes(s);
-    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_note_kept(s, graph->leafs[i], all, &n, n_bytes); }
+    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_save_kept(s, graph->leafs[i], all, &n, n_bytes); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC && graph->nodes[i] != NULL; ++k) {
-            gcudai_sched_note_kept(s, graph->nodes[i]->src[k], all, &n, n_bytes);
+            gcudai_sched_save_kept(s, graph->nodes[i]->src[k], all, &n, n_bytes);
         }
     }
     return n;
@@ -38576,7 +38576,7 @@ static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struc
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     gcudai_sched_forget_kept(s);
     s->kept = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*s->kept));
-    s->n_kept = s->kept != NULL ? gcudai_sched_note_all_kept(s, graph, s->kept, &n_bytes) : 0;
+    s->n_kept = s->kept != NULL ? gcudai_sched_save_all_kept(s, graph, s->kept, &n_bytes) : 0;
     s->kept_bytes = s->kept != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
     if (s->kept_bytes == NULL) { st = GCUDA_STATUS_ALLOC_FAILED; }
     if (st == GCUDA_STATUS_SUCCESS && s->n_kept > 0) { st = gcudai_sched_sync(s); }
