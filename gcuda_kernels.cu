@@ -17994,7 +17994,7 @@ struct d_wg_job {
     const char * a; // weights
     int64_t a_stride; // bytes between rows
     int64_t row_bytes; // bytes per row, a multiple of 16
-    const char * image; // packed B, [tile][step][column][128 bytes]
+    const char * packed_b; // packed B, [tile][step][column][128 bytes]
     const float * factor; // per column, or NULL
     float * y; // result, or split-K partial sums [part][column][row]
     int64_t y_stride, part_stride; // elements
@@ -18376,7 +18376,7 @@ struct d_wg_id_job {
     static constexpr int cluster = 1;
     const char * a;
     int64_t a_stride, expert_stride, row_bytes; // a_stride is even; experts are aligned to 16 bytes where rows are
-    const char * image;
+    const char * packed_b;
     const int64_t * results; // per packed column: offset in y, in elements
     float * y;
     int m, m_tiles, n_units;
@@ -18491,7 +18491,7 @@ template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     constexpr int steps = d_wg_unit<A>::steps, half_bytes = shape::stage_bytes / 2;
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
-        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
+        const char * from = p.packed_b + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
             d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
@@ -18549,7 +18549,7 @@ static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // other columns of a stage keep old data
-        const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
+        const char * from = p.packed_b + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
             d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
@@ -18859,7 +18859,7 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
 // [tile][step][column][128 bytes] in the kernel's order of k (d_wg_put), zeros past the last element and column.
 struct d_wg_columns_job {
     gcuda_array x;
-    char * image;
+    char * packed_b;
     float * factor; // F16: powers of two that keep a column in range (k_half_rows), or NULL
     int64_t k_padded, n_padded;
     int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
@@ -18934,7 +18934,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
             exponent = d_half_exponent(d_block_max(max));
             if (threadIdx.x == 0) { p.factor[c] = ldexpf(1.0f, exponent); }
         }
-        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        char * to = p.packed_b + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
         UNROLL for (int i = 0; i < N; ++i) {
             const int64_t k = warp * 256 + 2048 * i;
             if (k < p.k_padded) { d_wg_put<T>(p, to, k, c & 7, words[warp], held[i], exponent); }
@@ -18958,7 +18958,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
         const bool is_in = c < p.x.ne[1] * p.x.ne[2] * p.x.ne[3];
         const char * x = is_in ? d_row(p.x, c) : nullptr;
         const bool is_wide = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
-        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        char * to = p.packed_b + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
         for (int64_t k = warp * 256; k < p.k_padded; k += 2048) {
             const float4 v = d_wg_load4(p, x, is_in ? p.x.ne[0] : 0, k / 2 + 4 * lane, is_wide);
             uint32_t * w = words[warp] + 32 * (lane / 8) + 16 * (lane % 2) + lane % 8 / 2;
@@ -19275,9 +19275,9 @@ static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
 }
 
 static gcuda_status wg_make_columns(
-    const gcuda_mul_mat_args & p, const wg_plan & plan, void * image, float * factor, gcuda_stream stream) {
+    const gcuda_mul_mat_args & p, const wg_plan & plan, void * packed_b, float * factor, gcuda_stream stream) {
     const int is_for_floats = gcuda_is_quantized(p.a.type) ? 0 : 1;
-    const d_wg_columns_job columns = { p.b, (char *) image, factor, plan.k_padded, plan.n_padded, plan.tn, is_for_floats };
+    const d_wg_columns_job columns = { p.b, (char *) packed_b, factor, plan.k_padded, plan.n_padded, plan.tn, is_for_floats };
     return p.a.type == GCUDA_TYPE_F16   ? launch_wg_columns<__half>(columns, stream)
            : p.a.type == GCUDA_TYPE_F32 ? launch_wg_columns<float>(columns, stream)
                                         : launch_wg_columns<__nv_bfloat16>(columns, stream);
@@ -19285,13 +19285,13 @@ static gcuda_status wg_make_columns(
 
 // One product, with an optional epilogue, or a group with common activations. B is packed already.
 static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue, const wg_plan & plan,
-    const void * image, const float * factor, float * parts, gcuda_stream stream) {
+    const void * packed_b, const float * factor, float * parts, gcuda_stream stream) {
     const bool is_quantized = gcuda_is_quantized(args->a.type);
     d_wg_job p = {};
     p.a = (const char *) args->a.data;
     p.a_stride = (int64_t) args->a.nb[1];
     p.row_bytes = args->a.ne[0] / gcuda_blck_size(args->a.type) * (int64_t) gcuda_type_size(args->a.type);
-    p.image = (const char *) image;
+    p.packed_b = (const char *) packed_b;
     p.factor = factor;
     p.m = (int) args->a.ne[1];
     p.n = (int) n_rows(args->b);
@@ -19321,10 +19321,10 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
     const wg_plan & plan, void * scratch, gcuda_stream stream) {
     const bool has_factors = args->a.type == GCUDA_TYPE_F16 && args->b.type != GCUDA_TYPE_F16;
     float * factor = has_factors ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
-    const void * image = args->is_prequantized ? args->b.data : scratch;
+    const void * packed_b = args->is_prequantized ? args->b.data : scratch;
     const gcuda_status st = args->is_prequantized ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
     return st == GCUDA_STATUS_SUCCESS
-               ? wg_multiply(args, n_args, epilogue, plan, image, factor, (float *) ((char *) scratch + plan.parts_at), stream)
+               ? wg_multiply(args, n_args, epilogue, plan, packed_b, factor, (float *) ((char *) scratch + plan.parts_at), stream)
                : st;
 }
 
@@ -19478,7 +19478,7 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
         job.tn = d_wg_id_padded(t.n);
         if (t.expert < 0 || c >= job.tn) { continue; }
         const char * x = d_at(job.x, 0, u % (uint32_t) job.x.ne[1], token, 0);
-        char * to = job.image + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
+        char * to = job.packed_b + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
         d_wg_id_column(job, x, c < t.n ? job.x.ne[0] : 0, to, c & 7, words[warp]);
     }
 }
@@ -19486,7 +19486,7 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
 // Layout of scratch: lists, results, packed B.
 struct wg_id_plan {
     int64_t k_padded, max_tiles;
-    size_t results_at, image_at, bytes;
+    size_t results_at, packed_b_at, bytes;
 };
 static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
     wg_id_plan plan;
@@ -19494,8 +19494,8 @@ static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l)
     plan.results_at = id_lists(p, l);
     plan.max_tiles = id_max_tiles(p, WG_FEW);
     const int64_t places = (l->n_slots + 7 * plan.max_tiles + 14) / 8 * 8;
-    plan.image_at = plan.results_at + (size_t) places * sizeof(int64_t);
-    plan.bytes = plan.image_at + (size_t) (places * plan.k_padded * 2);
+    plan.packed_b_at = plan.results_at + (size_t) places * sizeof(int64_t);
+    plan.bytes = plan.packed_b_at + (size_t) (places * plan.k_padded * 2);
     return plan;
 }
 
@@ -19515,7 +19515,7 @@ static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_p
     d_wg_id_columns c = {};
     size_t n_bytes;
     const int n_sort = id_sort_plan(l, WG_FEW, &n_bytes);
-    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_FEW, 0 };
+    c.to = { p.b, (char *) p.scratch + plan.packed_b_at, nullptr, plan.k_padded, 0, WG_FEW, 0 };
     c.y = p.y;
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
@@ -19529,7 +19529,7 @@ static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_pla
     p.a_stride = (int64_t) q.as.nb[1];
     p.expert_stride = (int64_t) q.as.nb[2];
     p.row_bytes = (int64_t) gcuda_row_size(q.as.type, q.as.ne[0]);
-    p.image = (const char *) q.scratch + plan.image_at;
+    p.packed_b = (const char *) q.scratch + plan.packed_b_at;
     p.results = (const int64_t *) (const void *) ((const char *) q.scratch + plan.results_at);
     p.y = (float *) q.y.data;
     p.m = (int) q.as.ne[1];
