@@ -29472,7 +29472,7 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 // ---- products ----
 // The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
 // the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
-// all of them. The host waits for nothing. Each backend has its own peer per device, a backend there that nobody else sees, with streams,
+// all of them. The host waits for nothing. Each backend has a private sub-backend on every such device, its peer, with streams,
 // scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
 // writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
@@ -31246,7 +31246,7 @@ static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct
     return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
-// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to snapshot at it anew.
+// Whether the graph consists of the very tensors of the plan with their shapes: then no new snapshot is needed.
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
     const int n = snapshot->n_nodes;
