@@ -138,9 +138,9 @@ EMBEDDING IN AN ENGINE
 ADDING AN OPERATION
     1. its row in GCUDA_OPS: all facts about it, for the CPU, gradients and CUDA. The argument struct's name in GCUDA_ARGS
        if it has its own
-    2. its >>op:NAME block in >>ops: argument struct, comment, constructors
-    3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
-       gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
+    2. its >>op:NAME block in the part of >>ops for its subject, such as >>ops-copy: argument struct, comment, constructors
+    3. its >>op:NAME block in that subject's section, such as >>impl-ops-copy: constructors, gcudai_NAME_check,
+       gcudai_NAME_args, gcudai_NAME_cpu, and gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
     4. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, which the row declares. Until then the row says
        that nothing is launched, and the device refuses the operation by name
     5. a reference and its cases in the family's tests/ops-*.h: TEST(NAME) with >>op:NAME, and in .refuses what the
@@ -157,7 +157,7 @@ ADDING AN OPERATION
 
     A new activation, a kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
-      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
+      - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops-elements, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and its
         GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
       - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
@@ -186,7 +186,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>status         status codes, last error, log callback, allocator callbacks
     >>types          element types, block layouts, conversions
     >>tensor         struct gcuda_tensor, contexts, views, layout predicates
-    >>ops            GCUDA_OPS, the registry of operations; then one >>op:NAME block each
+    >>ops            GCUDA_OPS, the registry of operations; then by subject one >>op:NAME block each
     >>graph          graphs: building, lookup, printing
     >>autodiff       backward graphs, gradients
     >>alloc          tensor allocator, graph allocator
@@ -197,49 +197,58 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>quantize       host quantizers for weights
     >>gguf           GGUF files: read (mapped, from memory, from a callback), load to backends, write
     >>prefix         the functions that GCUDA_PREFIX renames
-    >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
-    >>impl-platform  compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
-    >>impl-status    errors, log, allocation
-    >>impl-base      checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
-    >>impl-isa       which instruction set the CPU kernels use
-    >>impl-math      half and bfloat16 conversion
-    >>impl-quants    block formats: dequantize and quantize one row
-    >>impl-quantize  quantizing rows on several threads; checking blocks
-    >>impl-types     type table
-    >>impl-tensor    contexts, tensors, views
-    >>impl-task      what the CPU function of an operation is given: its items, scratch, abort, bad indices
-    >>impl-simd      vectorised CPU kernels
-    >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU
-    >>impl-registry  names and kinds of operations
-    >>impl-graph     graphs
-    >>impl-autodiff  derivatives
-    >>impl-alloc     allocators
-    >>impl-backend   buffers, devices, backends, registry
-    >>impl-compute   computing a graph, with memory checks if wanted; copying a graph, comparing two backends
-    >>impl-cpu       CPU backend, thread pool
-    >>impl-cuda-device   errors, discovery, the current device
-    >>impl-cuda-driver   functions of the driver, looked up when devices are found
-    >>impl-cuda-memory   device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
-    >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
-    >>impl-cuda-state    struct gcudai_cuda: all state of a backend
-    >>impl-cuda-peer     copies between devices: direct where a probe succeeds, else through the host
-    >>impl-cuda-buffer   device buffers, page-locked host buffers
-    >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
-    >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
-    >>impl-cuda-exec     nodes on a device: whether it supports them, and their launches
-    >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
-    >>impl-cuda-look     what a plan remembers of a graph's tensors
-    >>impl-cuda-fusion   patterns of nodes that one launch computes; the order in which a plan runs nodes
-    >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
-    >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
-    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on separate threads
-    >>impl-cuda-profile  callbacks and timing around nodes, traces
-    >>impl-cuda-interop  memory and semaphores of other interfaces
-    >>impl-cuda-selftest whether this build works on a device
-    >>impl-no-cuda       the public functions of a build without CUDA: no devices
-    >>impl-devices       the list of backends: the built-in ones, then those registered; shutdown
-    >>impl-sched         scheduler: items, assignment, splits, placing, runs
-    >>impl-gguf          GGUF: reading, getters, loading, writing
+    >>impl-blocks         codebooks and quantizers of the block formats, for the host and for kernels
+    >>impl-platform       compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
+    >>impl-status         errors, log, allocation
+    >>impl-base           checked sizes, zeroed memory, growable arrays, the hash, maps of tensors, saved errors
+    >>impl-isa            which instruction set the CPU kernels use
+    >>impl-math           half and bfloat16 conversion
+    >>impl-quants         block formats: dequantize and quantize one row
+    >>impl-quantize       quantizing rows on several threads; checking blocks
+    >>impl-types          type table
+    >>impl-tensor         contexts, tensors, views
+    >>impl-task           what the CPU function of an operation is given: its items, scratch, abort, bad indices
+    >>impl-simd           vectorised CPU kernels
+    >>impl-ops            what operations share: checks, constructors, arguments, work; views and custom operations
+    >>impl-ops-copy       copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+    >>impl-ops-elements   unary and binary operations, gates, scale
+    >>impl-ops-norm       norms, sums, cumsum, argmax, soft_max, rope
+    >>impl-ops-sort       argsort, top_k
+    >>impl-ops-train      cross entropy, optimizer steps
+    >>impl-ops-mul-mat    matrix products
+    >>impl-ops-attention  attention in one pass and its gradients
+    >>impl-ops-conv       convolution, pooling, resampling
+    >>impl-ops-recurrent  recurrences: state spaces, linear attention, triangular systems
+    >>impl-registry       names and kinds of operations
+    >>impl-graph          graphs
+    >>impl-autodiff       derivatives
+    >>impl-alloc          allocators
+    >>impl-backend        buffers, devices, backends, registry
+    >>impl-compute        computing a graph, with memory checks if wanted; copying a graph, comparing two backends
+    >>impl-cpu            CPU backend, thread pool
+    >>impl-cuda-device    errors, discovery, the current device
+    >>impl-cuda-driver    functions of the driver, looked up when devices are found
+    >>impl-cuda-memory    device and page-locked memory: allocated and freed here and nowhere else; ledgers, budgets
+    >>impl-cuda-pool      scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
+    >>impl-cuda-state     struct gcudai_cuda: all state of a backend
+    >>impl-cuda-peer      copies between devices: direct where a probe succeeds, else through the host
+    >>impl-cuda-buffer    device buffers, page-locked host buffers
+    >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
+    >>impl-cuda-split     row-split buffers: one weight over several devices, and its products
+    >>impl-cuda-exec      nodes on a device: whether it supports them, and their launches
+    >>impl-cuda-cancel    stopping a running graph: chunks of work, nodes cut into slices
+    >>impl-cuda-snapshot  what a plan remembers of a graph's tensors
+    >>impl-cuda-fusion    patterns of nodes that one launch computes; the order in which a plan runs nodes
+    >>impl-cuda-plan      compiled plans: what a graph launches, decided once; their cache; CUDA graphs
+    >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
+    >>impl-cuda-upload    host memory through page-locked slots to the device and back, on separate threads
+    >>impl-cuda-profile   callbacks and timing around nodes, traces
+    >>impl-cuda-interop   memory and semaphores of other interfaces
+    >>impl-cuda-selftest  whether this build works on a device
+    >>impl-no-cuda        the public functions of a build without CUDA: no devices
+    >>impl-devices        the list of backends: the built-in ones, then those registered; shutdown
+    >>impl-sched          scheduler: items, assignment, splits, placing, runs
+    >>impl-gguf           GGUF: reading, getters, loading, writing
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -269,7 +278,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define GCUDA_H
 
 // =====================================================================================================
-// >>config   every macro a user may set, each with its default and why; version
+// >>config   every macro a user may set; version
 // =====================================================================================================
 //
 // Macros are undefined unless a default is given.
@@ -774,7 +783,7 @@ struct gcuda_array {
 };
 
 // =====================================================================================================
-// >>ops   GCUDA_OPS, the registry of operations; then one >>op:NAME block each: arguments, constructors
+// >>ops   GCUDA_OPS, the registry of operations; then by subject one >>op:NAME block each
 // =====================================================================================================
 //
 // The manual at the top of the file says how to add one: ADDING AN OPERATION.
@@ -819,7 +828,7 @@ struct gcuda_array {
            transpose,         0,    0,      none,    none,                   any,       BASE,      no,    no,     no,    whole)              \
     X(CUSTOM,                  custom,                  0,   10, NONE,        custom,              custom,             custom,               \
            none,              0,    0,      own,     custom,                 custom,    BASE,      no,    no,     no,    whole)              \
-    /* family ops-a: copies and data movement */                                                                                             \
+    /* copy */                                                                                                                               \
     X(DUP,                     dup,                     1,   0,  NONE,        cpy,                 cpy,                any,                  \
            reshape,           0,    0,      plain,   cpy,                    any,       BASE,      no,    no,     no,    copy)               \
     X(CONT,                    cont,                    1,   0,  NONE,        cpy,                 cpy,                any,                  \
@@ -862,8 +871,7 @@ struct gcuda_array {
            none,              0,    0,      plain,   arange,                 any,       BASE,      no,    no,     no,    whole)              \
     X(TIMESTEP_EMBEDDING,      timestep_embedding,      1,   0,  NONE,        timestep_embedding,  timestep_embedding, any,                  \
            none,              0,    0,      plain,   timestep_embedding,     any,       BASE,      no,    no,     no,    timestep_embedding) \
-    /* end of ops-a */                                                                                                                       \
-    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                                                            \
+    /* elements */                                                                                                                           \
     X(ADD,                     add,                     2,   0,  REUSE,       binary,              elements,           binary,               \
            add,               0,    0,      scratch, add,                    binary,    BASE,      no,    no,     no,    binary)             \
     X(SUB,                     sub,                     2,   0,  REUSE,       binary,              elements,           binary,               \
@@ -898,62 +906,65 @@ struct gcuda_array {
            leaky_relu,        0,    0,      plain,   leaky_relu,             floats,    BASE,      no,    no,     no,    map)                \
     X(SILU_BACK,               silu_back,               2,   0,  REUSE,       binary,              elements,           any,                  \
            none,              0,    0,      plain,   silu_back,              floats,    BASE,      no,    no,     no,    binary)             \
-    X(NORM,                    norm,                    1,   0,  NONE,        norm,                spans3,             any,                  \
+    /* norm */                                                                                                                               \
+    X(NORM,                    norm,                    1,   0,  NONE,        norm,                parts3,             any,                  \
            norm,              0,    0,      scratch, norm,                   any,       BASE,      no,    no,     rows,  rows)               \
-    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                spans2,             any,                  \
+    X(RMS_NORM,                rms_norm,                1,   0,  REUSE,       norm,                parts2,             any,                  \
            rms_norm,          0,    0,      scratch, rms_norm,               any,       BASE,      no,    no,     rows,  rows)               \
-    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                spans2,             any,                  \
+    X(L2_NORM,                 l2_norm,                 1,   0,  NONE,        norm,                parts2,             any,                  \
            l2_norm,           0,    0,      scratch, l2_norm,                any,       BASE,      no,    no,     rows,  rows)               \
-    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       spans2,             any,                  \
+    X(RMS_NORM_BACK,           rms_norm_back,           2,   0,  REUSE,       rms_norm_back,       parts2,             any,                  \
            none,              0,    0,      plain,   rms_norm_back,          any,       BASE,      no,    no,     no,    rms_norm_back)      \
     X(GROUP_NORM,              group_norm,              1,   0,  NONE,        group_norm,          group_norm,         any,                  \
            group_norm,        0,    0,      scratch, group_norm,             any,       BASE,      no,    no,     no,    images)             \
     X(SUM,                     sum,                     1,   0,  NONE,        sum,                 total,              any,                  \
            sum,               0,    0,      scratch, sum,                    floats,    BASE,      no,    no,     no,    whole)              \
-    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(SUM_ROWS,                sum_rows,                1,   0,  NONE,        reduce,              parts2,             any,                  \
            sum_rows,          0,    0,      scratch, sum_rows,               floats,    BASE,      no,    no,     no,    rows)               \
-    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(MEAN,                    mean,                    1,   0,  NONE,        reduce,              parts2,             any,                  \
            mean,              0,    0,      scratch, mean,                   floats,    BASE,      no,    no,     no,    rows)               \
-    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              spans2,             any,                  \
+    X(CUMSUM,                  cumsum,                  1,   0,  NONE,        reduce,              parts2,             any,                  \
            none,              0,    0,      scratch, cumsum,                 any,       BASE,      no,    no,     no,    rows)               \
     X(ARGMAX,                  argmax,                  1,   0,  NONE,        reduce,              argmax,             any,                  \
            none,              0,    0,      plain,   argmax,                 argmax,    BASE,      no,    no,     no,    argmax)             \
     X(COUNT_EQUAL,             count_equal,             2,   0,  NONE,        count_equal,         total,              any,                  \
            none,              0,    0,      scratch, count_equal,            any,       BASE,      no,    no,     no,    whole)              \
+    /* sort */                                                                                                                               \
     X(ARGSORT,                 argsort,                 1,   0,  NONE,        sort,                argsort,            any,                  \
            none,              0,    0,      scratch, argsort,                any,       BASE,      no,    no,     no,    rows)               \
     X(TOP_K,                   top_k,                   1,   0,  NONE,        sort,                top_k,              any,                  \
            none,              0,    0,      scratch, top_k,                  any,       BASE,      no,    no,     no,    rows)               \
-    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            spans3,             any,                  \
+    /* norm, continued */                                                                                                                    \
+    X(SOFT_MAX,                soft_max,                1,   2,  REUSE,       soft_max,            parts3,             any,                  \
            soft_max,          0,    0,      scratch, soft_max,               floats,    BASE,      no,    no,     no,    soft_max)           \
-    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       spans2,             any,                  \
+    X(SOFT_MAX_BACK,           soft_max_back,           2,   0,  REUSE,       soft_max_back,       parts2,             any,                  \
            none,              0,    0,      plain,   soft_max_back,          any,       BASE,      no,    no,     no,    soft_max_back)      \
     X(ROPE,                    rope,                    2,   1,  REUSE,       rope,                rope,               any,                  \
            rope,              6,    0,      plain,   rope,                   any,       BASE,      no,    no,     no,    rope)               \
     X(ROPE_BACK,               rope_back,               2,   1,  REUSE,       rope,                rope,               any,                  \
            rope_back,         6,    0,      plain,   rope_back,              any,       BASE,      no,    no,     no,    rope)               \
+    /* train */                                                                                                                              \
     X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      2,   0,  NONE,        cross_entropy,       cross_entropy_loss, any,                  \
            cross_entropy_loss,0,    0,      scratch, cross_entropy_loss,     floats,    BASE,      no,    no,     no,    whole)              \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       spans3,             any,                  \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3,   0,  NONE,        cross_entropy,       parts3,             any,                  \
            none,              0,    0,      plain,   cross_entropy_loss_back,floats,    BASE,      no,    no,     no,    whole)              \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          5,   0,  NONE,        opt_step,            opt_step,           any,                  \
            none,              0,    0,      plain,   opt_step_adamw,         any,       BASE,      no,    no,     no,    opt_step_adamw)     \
     X(OPT_STEP_SGD,            opt_step_sgd,            3,   0,  NONE,        opt_step,            opt_step,           any,                  \
            none,              0,    0,      plain,   opt_step_sgd,           any,       BASE,      no,    no,     no,    opt_step_sgd)       \
-    /* end of ops-b */                                                                                                                       \
-    /* family mulmat: matrix products */                                                                                                     \
+    /* mul-mat */                                                                                                                            \
     X(MUL_MAT,                 mul_mat,                 2,   0,  NONE,        mul_mat,             mul_mat,            any,                  \
            mul_mat,           0,    0,      product, mul_mat,                any,       BASE,      no,    yes,    no,    mul_mat)            \
     X(MUL_MAT_ID,              mul_mat_id,              3,   0,  NONE,        mul_mat_id,          mul_mat_id,         any,                  \
            none,              0,    0,      product, mul_mat_id,             mul_mat_id,BASE,      yes,   yes,    no,    mul_mat_id)         \
     X(OUT_PROD,                out_prod,                2,   0,  NONE,        out_prod,            out_prod,           any,                  \
            none,              0,    0,      plain,   out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
-    /* end of mulmat */                                                                                                                      \
-    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                                                               \
+    /* attention */                                                                                                                          \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          3,   2,  NONE,        flash_attn_ext,      flash_attn,         any,                  \
            flash_attn_ext,    0,    0,      scratch, flash_attn_ext,         any,       ATTENTION, promise,yes,    no,    flash_attn_ext)    \
     X(FLASH_ATTN_EXT_BACK,     flash_attn_ext_back,     5,   2,  NONE,        flash_attn_ext_back, flash_attn_back,    any,                  \
            none,              0,    0,      scratch, flash_attn_ext_back,    any,       ATTENTION, no,    yes,    no,    whole)              \
+    /* conv */                                                                                                                               \
     X(IM2COL,                  im2col,                  2,   0,  NONE,        conv,                im2col,             any,                  \
            im2col,            1,    1,      plain,   im2col,                 any,       CONV,      no,    yes,    no,    images)             \
     X(IM2COL_BACK,             im2col_back,             2,   0,  NONE,        conv,                im2col_back,        any,                  \
@@ -976,6 +987,7 @@ struct gcuda_array {
            none,              0,    0,      scratch, pool_2d_back,           any,       CONV,      no,    no,     no,    pool_2d_back)       \
     X(UPSCALE,                 upscale,                 1,   0,  NONE,        upscale,             upscale,            any,                  \
            none,              0,    0,      plain,   upscale,                any,       CONV,      no,    no,     no,    planes)             \
+    /* recurrent */                                                                                                                          \
     X(SSM_CONV,                ssm_conv,                2,   0,  NONE,        ssm_conv,            ssm_conv,           any,                  \
            none,              0,    0,      plain,   ssm_conv,               any,       RECURRENT, no,    no,     no,    ssm_conv)           \
     X(SSM_SCAN,                ssm_scan,                7,   0,  NONE,        ssm_scan,            ssm_scan,           any,                  \
@@ -987,32 +999,23 @@ struct gcuda_array {
     X(RWKV_WKV7,               rwkv_wkv7,               7,   0,  NONE,        rwkv_wkv7,           linear_attn,        any,                  \
            none,              0,    0,      plain,   rwkv_wkv7,              any,       RECURRENT, no,    no,     no,    rwkv_wkv7)          \
     X(SOLVE_TRI,               solve_tri,               2,   0,  NONE,        solve_tri,           solve_tri,          any,                  \
-           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)          \
-    /* end of ops-c */
+           none,              0,    0,      plain,   solve_tri,              any,       BASE,      no,    no,     no,    solve_tri)
 
 // Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
 #define GCUDA_ARGS(X)                            \
     X(none) X(custom)                            \
-    /* ops-a */                                  \
     X(cpy) X(get_rows) X(set) X(concat) X(pad)   \
     X(pad_reflect_1d) X(mask) X(arange)          \
     X(timestep_embedding)                        \
-    /* end of ops-a */                           \
-    /* ops-b */                                  \
     X(binary) X(add_id) X(unary) X(glu) X(map)   \
     X(norm) X(rms_norm_back) X(group_norm)       \
     X(reduce) X(sum) X(count_equal) X(sort)      \
     X(soft_max) X(soft_max_back) X(rope)         \
     X(cross_entropy) X(opt_step)                 \
-    /* end of ops-b */                           \
-    /* mulmat */                                 \
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
-    /* end of mulmat */                          \
-    /* ops-c */                                  \
     X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
     X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
-    X(solve_tri)                                 \
-    /* end of ops-c */
+    X(solve_tri)
 // clang-format on
 
 enum gcuda_op {
@@ -1199,7 +1202,9 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_4d_ext(struct gcuda_context * ctx, 
 GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor ** args, int n_args, const struct gcuda_custom_params * params);
 
-// ---------------- ops-a: copies and data movement ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-copy   copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:dup --------------------------------------------------------------------------------------------
 // A copy of a.
@@ -1455,9 +1460,9 @@ struct gcuda_timestep_embedding_args {
 GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
     struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period);
 
-// ---------------- end of ops-a ----------------
-
-// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-elements   unary and binary operations, gates, scale
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:add --------------------------------------------------------------------------------------------
 // >>op:sub
@@ -1519,7 +1524,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct 
 //   returns  type and shape of a, contiguous; inplace: a view of a
 //
 // Models contain the numbers, so they never change. A new kind gets the next number. Its line here makes the compiler require
-// GCUDAI_MAP(ID, f(x)) in >>impl-ops and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
+// GCUDAI_MAP(ID, f(x)) in >>impl-ops-elements and D_UNARY(ID, f(x)) in gcuda_kernels.cu.
 // clang-format off
 #define GCUDA_UNARY_OPS(X)                                                                                     \
     X(ABS,          0) /* |x| */                                                                               \
@@ -1724,6 +1729,10 @@ GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, str
 GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-norm   norms, sums, cumsum, argmax, soft_max, rope
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:norm -------------------------------------------------------------------------------------------
 // Layer norm of each row, to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
 // Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias.
@@ -1841,31 +1850,6 @@ struct gcuda_count_equal_args {
 GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
 
-// >>op:argsort ----------------------------------------------------------------------------------------
-// Indices that sort each row.
-//   a        F32, F16 or BF16, ne0 < 2^31
-//   returns  I32, shape of a, contiguous
-//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
-//            Every backend, top_k and expert routing use these rules
-enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
-struct gcuda_sort_args { // also of top_k
-    struct gcuda_array x, y;
-    enum gcuda_sort_order order;
-    void * scratch; // launchers: gcuda_argsort_scratch_bytes, gcuda_top_k_scratch_bytes
-};
-GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    enum gcuda_sort_order order);
-// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
-GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
-
-// >>op:top_k ------------------------------------------------------------------------------------------
-// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
-//   a        F32, F16 or BF16, ne0 < 2^31
-//   k        1 to ne0
-//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
-//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
-GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
-
 // >>op:soft_max ---------------------------------------------------------------------------------------
 // Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. A row of -inf only gives zeros.
 //   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
@@ -1977,6 +1961,39 @@ GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context *
 GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]);
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-sort   argsort, top_k
+// -----------------------------------------------------------------------------------------------------
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// Indices that sort each row.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   returns  I32, shape of a, contiguous
+//   order    equal elements (0 and -0 are equal) in ascending order of their indices. NaN comes after every number in both orders.
+//            Every backend, top_k and expert routing use these rules
+enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
+struct gcuda_sort_args { // also of top_k
+    struct gcuda_array x, y;
+    enum gcuda_sort_order order;
+    void * scratch; // launchers: gcuda_argsort_scratch_bytes, gcuda_top_k_scratch_bytes
+};
+GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_sort_order order);
+// The first k indices of a descending gcuda_argsort: a view [k, ne1, ne2, ne3] of its result.
+GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+// Indices of the k largest elements of each row, in no particular order. Cheaper than gcuda_argsort.
+//   a        F32, F16 or BF16, ne0 < 2^31
+//   k        1 to ne0
+//   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order. Of equal elements
+//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
+GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// -----------------------------------------------------------------------------------------------------
+// >>ops-train   cross entropy, optimizer steps
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 // Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of -inf
 // (0 ln 0 = 0). A logit of -inf with a positive label makes the loss infinite.
@@ -2027,9 +2044,9 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx,
 GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
-// ---------------- end of ops-b ----------------
-
-// ---------------- mulmat: matrix products ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-mul-mat   matrix products
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 // Matrix product:  y[m, n] = sum over k of a[k, m] * b[k, n]. Dimension 0 of both is contracted, which is how weights (rows of a) and
@@ -2075,7 +2092,7 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on paths PLAIN, VEC, TILE; with an epilogue VEC of blocks alone
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
+    bool is_prequantized;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
@@ -2148,11 +2165,12 @@ struct gcuda_out_prod_args {
     enum gcuda_prec prec; // launcher: not read, always F32
 };
 
-// ---------------- end of mulmat ----------------
+// -----------------------------------------------------------------------------------------------------
+// >>ops-attention   attention in one pass and its gradients
+// -----------------------------------------------------------------------------------------------------
 
-// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
-
-// "float" below: F32, F16 or BF16, and the sources of a node may have different ones. Sums are in F32 or double.
+// "float" here, in >>ops-conv and in >>ops-recurrent: F32, F16 or BF16, and the sources of a node may have different
+// ones. Sums are in F32 or double.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2270,6 +2288,10 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
     enum gcuda_prec prec; // of conv_2d
     void * scratch;       // launcher of conv_2d: gcuda_conv_2d_scratch_bytes
 };
+
+// -----------------------------------------------------------------------------------------------------
+// >>ops-conv   convolution, pooling, resampling
+// -----------------------------------------------------------------------------------------------------
 
 // >>op:im2col -----------------------------------------------------------------------------------------
 // Patches of an image as rows, so that a convolution becomes a matrix product:
@@ -2465,6 +2487,10 @@ GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, st
 GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
     int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // enum gcuda_scale_mode | enum gcuda_scale_flag
 
+// -----------------------------------------------------------------------------------------------------
+// >>ops-recurrent   recurrences: state spaces, linear attention, triangular systems
+// -----------------------------------------------------------------------------------------------------
+
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Short causal convolution of each channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
 //   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed and adjacent (nb[1] is ne[0] elements)
@@ -2561,8 +2587,6 @@ struct gcuda_solve_tri_args {
 };
 GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, bool left, bool lower, bool uni);
-
-// ---------------- end of ops-c ----------------
 
 // The arguments of an operation: struct gcuda_ARGS_args with the column args of GCUDA_OPS.
 union gcuda_args {
@@ -3581,7 +3605,7 @@ struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the oth
     size_t n_bytes; // host memory, without that of CUDA for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
     uint64_t n_fused; // launches for several nodes, in the plans made
-    uint64_t n_beside; // launches on streams of concurrent branches, in the plans made
+    uint64_t n_concurrent; // launches on streams of concurrent branches, in the plans made
     uint64_t n_patched; // updates of single nodes of a CUDA graph, without a new capture
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
@@ -3683,17 +3707,17 @@ GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
 // Routes of copies between devices. Some machines do not keep the driver's promise of peer access. So the first copy between two
 // devices that may use it copies a test pattern in both directions and compares. Access stays enabled only if every byte is intact.
 // gcuda_shutdown disables it again and forgets the results.
-enum gcuda_cuda_route {
-    GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
-    GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
-    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
-    GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
+enum gcuda_cuda_peer_path {
+    GCUDA_CUDA_PEER_PATH_UNKNOWN = 0, // not probed
+    GCUDA_CUDA_PEER_PATH_DIRECT = 1,  // by peer access
+    GCUDA_CUDA_PEER_PATH_DRIVER = 2,  // no access: staged by the driver, whose copies were intact
+    GCUDA_CUDA_PEER_PATH_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
 };
 struct gcuda_cuda_peer {
     bool is_possible; // the driver reports that the device can access the peer's memory
     bool is_probed;
     bool is_in_use;              // the test pattern was intact, and access is enabled
-    enum gcuda_cuda_route route; // of copies from the device to the peer
+    enum gcuda_cuda_peer_path path; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" if it is
     bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
@@ -3882,7 +3906,7 @@ struct gcuda_norm_mul_args {
     size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_rounded set.
+// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_prequantized set.
 //   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 as n_parts says
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
 //                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
@@ -3993,7 +4017,7 @@ struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
 };
 // What a path makes of the activations of a job that it takes.
 struct gcuda_activation_layout {
-    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_rounded set; 0: none
+    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_prequantized set; 0: none
     size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
     int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
     int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
@@ -8464,7 +8488,7 @@ static size_t gcudai_type_align(enum gcuda_type type) {
 }
 
 // Bytes a strided tensor spans, checked; also that type, shape and element count are sane.
-static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes) {
+static gcuda_status gcudai_tensor_extent(const struct gcuda_tensor * t, size_t * n_bytes) {
     size_t nb[GCUDA_MAX_DIMS], dense = 0, span = 0, step = 0;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, nb, &dense));
     *n_bytes = 0;
@@ -9269,7 +9293,7 @@ gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
 
 
 // =====================================================================================================
-// >>impl-task   what the CPU function of an operation is given besides its arguments: its items, scratch, abort, bad indices
+// >>impl-task   what the CPU function of an operation is given: its items, scratch, abort, bad indices
 // =====================================================================================================
 
 #define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
@@ -9308,7 +9332,7 @@ static bool gcudai_run_poll(void * user) {
 
 // For long loops inside one item: adds the cost of a step (unit: see gcudai_work) to *spent, and polls the abort callback about every
 // millisecond. True: the item must return; its results are not read.
-static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
+static bool gcudai_poll_abort(const struct gcudai_task * t, double * spent, double cost) {
     *spent += cost;
     if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
@@ -11888,7 +11912,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
     }
     for (int64_t k0 = 0; k0 < g->k; k0 += GCUDAI_GEMM_KC) {
         const int64_t kc = GCUDAI_MIN(g->k - k0, GCUDAI_GEMM_KC);
-        if (gcudai_stops(g->task, &spent, (double) kc * (double) ((m1 - m0 + 8) * (n1 - n0 + 8)) / 6.0)) { return; }
+        if (gcudai_poll_abort(g->task, &spent, (double) kc * (double) ((m1 - m0 + 8) * (n1 - n0 + 8)) / 6.0)) { return; }
         gcudai_gemm_pack(simd, g, m0, m1, k0, kc, local);
         for (int64_t r = m0; r < m1; r += simd->mr) {
             const float * a = local->a + (r - m0) * kc;
@@ -11961,7 +11985,7 @@ static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcu
         for (int j = 0; j < c->n; ++j) { c->y[j][m] = 0.0f; }
         for (int64_t k0 = 0, n = 0; k0 < r->k; k0 += n) {
             n = is_float ? r->k : GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
-            if (gcudai_stops(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
+            if (gcudai_poll_abort(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
             if (!is_float) { gcudai_load_any(r->type, row, 0, k0, n, s->w); }
             for (int j = 0; j < c->n; ++j) { s->x[j] = c->x[j] + (size_t) k0 * sizeof(float); }
             r->simd->dot(type, is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
@@ -11999,7 +12023,7 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
             const int64_t n = GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
-            if (gcudai_stops(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
+            if (gcudai_poll_abort(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
             const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
             for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
             r->simd->q_dot(kind, s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
@@ -12039,7 +12063,7 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
     memset(s->acc, 0, sizeof(s->acc));
     for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
         const double step = (double) GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K) * (double) GCUDAI_Q_PANEL_ROWS;
-        if (gcudai_stops(r->task, &spent, step * (2.0 + (double) c->n / 32.0))) { return; }
+        if (gcudai_poll_abort(r->task, &spent, step * (2.0 + (double) c->n / 32.0))) { return; }
         const int64_t padded = gcudai_q_fill_panel(r, k0, GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K), s);
         for (int j = 0; j < c->n; j += 4) {
             struct gcudai_q_col x[4];
@@ -12113,7 +12137,7 @@ static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, 
 }
 
 // =====================================================================================================
-// >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
+// >>impl-ops   what operations share: checks, constructors, arguments, work; views and custom operations
 // =====================================================================================================
 
 // How the CPU splits a node. Zeroed before a work function fills it in.
@@ -12266,7 +12290,7 @@ static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct
 // Sane type, shape and strides, and inside its owner's memory.
 static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     size_t span = 0, end = 0;
-    GCUDAI_TRY(gcudai_span(t, &span));
+    GCUDAI_TRY(gcudai_tensor_extent(t, &span));
     if (t->view_src != NULL && span > 0) {
         if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
             end > gcuda_nbytes(t->view_src)) {
@@ -12425,6 +12449,11 @@ static struct gcuda_tensor * gcudai_op_view(
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
 }
 
+static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * const * src, int n, bool inplace) {
+    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
+}
+
 static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
     if (y != NULL) {
         y->op_params[slot] = value;
@@ -12457,6 +12486,14 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
         return NULL;
     }
     return y;
+}
+
+// A node that turned out to be wrong after it was made.
+static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y,
+    const char * problem) {
+    gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
+    gcudai_object_pop(ctx, y);
+    return NULL;
 }
 
 // ---- what CPU functions are made of ----
@@ -12498,6 +12535,182 @@ static void gcudai_none_work(const struct gcuda_tensor * y, struct gcudai_work *
 static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
     (void) y;
     return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
+
+// ---- parts of rows as floats ----
+
+// One element of F32, F16 or BF16.
+static float gcudai_float_at(enum gcuda_type type, const char * p) {
+    float f;
+    gcuda_fp16_t h;
+    gcuda_bf16_t b;
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(&f, p, sizeof(f));
+        return f;
+    }
+    if (type == GCUDA_TYPE_F16) {
+        memcpy(&h, p, sizeof(h));
+        return gcuda_fp16_to_fp32(h);
+    }
+    memcpy(&b, p, sizeof(b));
+    return gcuda_bf16_to_fp32(b);
+}
+
+// Element [i0, i1, i2, i3].
+static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    return gcudai_float_at(a->type, gcudai_at(a, i1, i2, i3) + (size_t) i0 * a->nb[0]);
+}
+
+// n adjacent elements as floats: where they are if they are F32, else in buf.
+static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
+    if (type == GCUDA_TYPE_F32) {
+        return (const float *) (const void *) p;
+    }
+    gcudai_to_float(type)(p, buf, n);
+    return buf;
+}
+
+// a * b * c * d, or -1, which no shape accepts, when that is too large.
+static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
+    int64_t n = 0;
+    return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
+}
+
+// Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
+struct gcudai_row_segment {
+    int64_t i0, n, i1, i2, i3;
+};
+
+#define GCUDAI_ROW_SEGMENT_COST 1e6
+
+static int64_t gcudai_row_segment_len(double element_cost) {
+    const double n = GCUDAI_ROW_SEGMENT_COST / element_cost;
+    return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
+}
+
+static void gcudai_row_segment_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
+    const int64_t len = gcudai_row_segment_len(element_cost);
+    w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
+    w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
+}
+
+static struct gcudai_row_segment gcudai_row_segment_of(const int64_t * ne, double element_cost, int64_t item) {
+    const int64_t len = gcudai_row_segment_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
+    struct gcudai_row_segment p;
+    p.i0 = item % per_row * len;
+    p.n = GCUDAI_MIN(len, ne[0] - p.i0);
+    p.i1 = row % ne[1];
+    p.i2 = row / ne[1] % ne[2];
+    p.i3 = row / ne[1] / ne[2];
+    return p;
+}
+
+static void gcudai_row_segment_store(const struct gcuda_array * y, const struct gcudai_row_segment * p, const float * values) {
+    gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
+}
+
+// ---- element-wise work: items are pieces of rows, rows without gaps between them count as one ----
+
+#define GCUDAI_ITEM 4096 // elements of an item: whole blocks of every type, whole pieces
+#define GCUDAI_STEP 8   // loops run in steps of this constant length: gcc vectorises those at -O2
+
+// Elements [i, i + n) of a row as floats, n at most GCUDAI_PIECE. `pad` follows up to a multiple of GCUDAI_STEP.
+static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
+    for (; n % GCUDAI_STEP != 0; ++n) {
+        out[n] = pad;
+    }
+}
+
+static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_store(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, in);
+}
+
+// Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
+static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
+    if (a->ne[0] == 1 && a->ne[1] == 1) {
+        return true;
+    }
+    const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
+    return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
+}
+
+static void gcudai_fold_once(struct gcuda_array * a) {
+    a->ne[0] *= a->ne[1];
+    a->ne[1] = a->ne[2];
+    a->nb[1] = a->nb[2];
+    a->ne[2] = a->ne[3];
+    a->nb[2] = a->nb[3];
+    a->ne[3] = 1;
+}
+
+// The arrays of an element-wise loop over y with as few rows as their strides allow.
+static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
+    for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
+        bool is_ok = gcudai_can_fold(y, y);
+        for (int i = 0; i < n_src; ++i) {
+            is_ok = is_ok && gcudai_can_fold(&src[i], y);
+        }
+        if (!is_ok) {
+            return;
+        }
+        for (int i = 0; i < n_src; ++i) {
+            gcudai_fold_once(&src[i]);
+        }
+        gcudai_fold_once(y);
+    }
+}
+
+static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
+    w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
+    w->item_cost[0] = 120.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
+}
+
+// For operations whose args are folded from the result and all sources.
+static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
+    int n = 0;
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        if (y->src[i] != NULL) {
+            src[n++] = gcudai_array(y->src[i]);
+        }
+    }
+    gcudai_fold(&dst, src, n);
+    gcudai_elements_of(&dst, w);
+}
+
+// For those whose rows stay apart.
+static void gcudai_row_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array dst = gcudai_array(y);
+    gcudai_elements_of(&dst, w);
+}
+
+struct gcudai_segment {
+    int64_t row, i0, i1; // elements [i0, i1) of the row
+};
+
+static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int64_t item) {
+    const int64_t per_row = (y->ne[0] - 1) / GCUDAI_ITEM + 1;
+    struct gcudai_segment p;
+    p.row = item / per_row;
+    p.i0 = item % per_row * GCUDAI_ITEM;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ITEM, y->ne[0]);
+    return p;
+}
+
+#define GCUDAI_FOR_STEPS(i, n)                                       \
+    for (int64_t i##_0 = 0; i##_0 < (n); i##_0 += GCUDAI_STEP)      \
+        for (int64_t i = i##_0; i < i##_0 + GCUDAI_STEP; ++i)
+
+// Result and first source: floats of one type and shape.
+static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
+    return gcudai_want_like(y, y->src[0]);
 }
 
 // >>op:none -------------------------------------------------------------------------------------------
@@ -12946,7 +13159,9 @@ static void gcudai_custom_cpu(const union gcuda_args * args, const struct gcudai
     }
 }
 
-// ---------------- ops-a: copies and data movement ----------------
+// =====================================================================================================
+// >>impl-ops-copy   copies and conversions, get_rows, set_rows, repeat, concat, pad, roll, masks, generators
+// =====================================================================================================
 
 static void gcudai_pad_cpu(const union gcuda_args * args, const struct gcudai_task * t);
 
@@ -13119,7 +13334,7 @@ static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work
 
 // A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
 // unless the shapes differ and neither side is contiguous (ragged): then the source has separate dimensions.
-struct gcudai_walk {
+struct gcudai_strided_copy {
     struct gcudai_pair pair;
     const char * x;
     char * y;
@@ -13157,7 +13372,7 @@ static bool gcudai_adopt_shape(struct gcuda_array * a, const int64_t * ne) {
     return true;
 }
 
-static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
+static void gcudai_strided_copy_swap(struct gcudai_strided_copy * w, int d, int e) {
     const int64_t ne = w->ne[d];
     const ptrdiff_t xs = w->xs[d], ys = w->ys[d];
     w->ne[d] = w->ne[e];
@@ -13169,17 +13384,17 @@ static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
 }
 
 // Should dimension d be outside of dimension e?
-static bool gcudai_walk_is_outer(const struct gcudai_walk * w, int d, int e) {
+static bool gcudai_strided_copy_is_outer(const struct gcudai_strided_copy * w, int d, int e) {
     if ((w->ne[d] == 1) != (w->ne[e] == 1)) {
         return w->ne[d] == 1;
     }
     return w->ys[d] != w->ys[e] ? w->ys[d] > w->ys[e] : w->xs[d] > w->xs[e];
 }
 
-static void gcudai_walk_order(struct gcudai_walk * w) {
+static void gcudai_strided_copy_order(struct gcudai_strided_copy * w) {
     int n = 1;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) {
-        for (int e = d; e > 0 && gcudai_walk_is_outer(w, e - 1, e); --e) { gcudai_walk_swap(w, e - 1, e); }
+        for (int e = d; e > 0 && gcudai_strided_copy_is_outer(w, e - 1, e); --e) { gcudai_strided_copy_swap(w, e - 1, e); }
     }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { // merge into dimension n - 1
         const bool is_next = w->xs[d] == w->xs[n - 1] * w->ne[n - 1] && w->ys[d] == w->ys[n - 1] * w->ne[n - 1];
@@ -13187,16 +13402,16 @@ static void gcudai_walk_order(struct gcudai_walk * w) {
             w->ne[n - 1] *= w->ne[d];
             w->ne[d] = 1;
         } else {
-            gcudai_walk_swap(w, n++, d);
+            gcudai_strided_copy_swap(w, n++, d);
         }
     }
     int inner = 0;
     for (int d = 1; d < n; ++d) { inner = w->xs[d] < w->xs[inner] ? d : inner; }
     w->is_tiled = inner > 0 && w->pair.unit == 1;
-    if (w->is_tiled) { gcudai_walk_swap(w, 1, inner); }
+    if (w->is_tiled) { gcudai_strided_copy_swap(w, 1, inner); }
 }
 
-static void gcudai_walk_split(struct gcudai_walk * w) {
+static void gcudai_strided_copy_split(struct gcudai_strided_copy * w) {
     const bool is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
     w->step[0] = (is_slow ? GCUDAI_QUANTIZE_ITEM : GCUDAI_MOVE_ITEM) / (w->pair.unit * (w->is_tiled ? GCUDAI_TILE : 1));
     w->step[1] = w->is_tiled ? GCUDAI_TILE : 1;
@@ -13205,7 +13420,7 @@ static void gcudai_walk_split(struct gcudai_walk * w) {
 }
 
 // The check has seen that rows hold whole units on both sides, and are packed where a unit has several elements.
-static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * x, const struct gcuda_array * y) {
+static void gcudai_strided_copy_init(struct gcudai_strided_copy * w, const struct gcuda_array * x, const struct gcuda_array * y) {
     struct gcuda_array a = *x, b = *y;
     GCUDAI_ZERO(*w);
     w->pair = gcudai_pair_of(x->type, y->type);
@@ -13227,16 +13442,16 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
     const bool is_empty = w->ne[0] == 0 || w->ne[1] == 0 || w->ne[2] == 0 || w->ne[3] == 0;
     if (!w->is_ragged && !is_empty) { // strides of an empty tensor are arbitrary: their products could overflow
-        gcudai_walk_order(w);
+        gcudai_strided_copy_order(w);
     }
-    gcudai_walk_split(w);
+    gcudai_strided_copy_split(w);
 }
 
-static int64_t gcudai_walk_n_items(const struct gcudai_walk * w) {
+static int64_t gcudai_strided_copy_n_items(const struct gcudai_strided_copy * w) {
     return w->n_steps[0] * w->n_steps[1] * w->n_steps[2] * w->n_steps[3];
 }
 
-static double gcudai_walk_cost(const struct gcudai_walk * w) {
+static double gcudai_strided_copy_cost(const struct gcudai_strided_copy * w) {
     const bool is_same = w->pair.x_type == w->pair.y_type,
                is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
     const double per_unit = (double) w->pair.unit * (is_slow ? 100.0 : is_same && !w->is_tiled ? 1.0 : 4.0);
@@ -13245,7 +13460,7 @@ static double gcudai_walk_cost(const struct gcudai_walk * w) {
 
 // n0 x n1 units; in the source dimension 1 is dense, in the destination dimension 0. Through a small square that holds
 // converted columns, so that both sides are touched in whole cache lines.
-static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char * y, int64_t n0, int64_t n1) {
+static void gcudai_strided_copy_tile(const struct gcudai_strided_copy * w, const char * x, char * y, int64_t n0, int64_t n1) {
     double square[GCUDAI_TILE_WIDTH * GCUDAI_TILE];
     const ptrdiff_t size = (ptrdiff_t) w->pair.y_bytes, column = (ptrdiff_t) GCUDAI_TILE * size;
     for (int64_t i0 = 0; i0 < n0; i0 += GCUDAI_TILE_WIDTH) {
@@ -13261,7 +13476,7 @@ static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char 
 }
 
 // Units [k, k + n) of the destination in logical order, which share a row there.
-static void gcudai_walk_ragged(const struct gcudai_walk * w, int64_t k, char * y, int64_t n) {
+static void gcudai_strided_copy_ragged(const struct gcudai_strided_copy * w, int64_t k, char * y, int64_t n) {
     for (int64_t done = 0; done < n;) {
         ptrdiff_t offset = 0;
         int64_t rest = k + done;
@@ -13275,7 +13490,7 @@ static void gcudai_walk_ragged(const struct gcudai_walk * w, int64_t k, char * y
     }
 }
 
-static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t end) {
+static void gcudai_strided_copy_run(const struct gcudai_strided_copy * w, int64_t first, int64_t end) {
     int64_t at[GCUDA_MAX_DIMS], rest = first;
     for (int d = 0; d < GCUDA_MAX_DIMS && first < end; ++d) {
         at[d] = rest % w->n_steps[d];
@@ -13286,11 +13501,11 @@ static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t
         const int64_t n0 = GCUDAI_MIN(w->step[0], w->ne[0] - i0), n1 = GCUDAI_MIN(w->step[1], w->ne[1] - i1);
         char * y = w->y + i0 * w->ys[0] + i1 * w->ys[1] + at[2] * w->ys[2] + at[3] * w->ys[3];
         if (w->is_ragged) {
-            gcudai_walk_ragged(w, i0 + w->ne[0] * (i1 + w->ne[1] * (at[2] + w->ne[2] * at[3])), y, n0);
+            gcudai_strided_copy_ragged(w, i0 + w->ne[0] * (i1 + w->ne[1] * (at[2] + w->ne[2] * at[3])), y, n0);
         } else {
             const char * x = w->x + i0 * w->xs[0] + i1 * w->xs[1] + at[2] * w->xs[2] + at[3] * w->xs[3];
             if (w->is_tiled) {
-                gcudai_walk_tile(w, x, y, n0, n1);
+                gcudai_strided_copy_tile(w, x, y, n0, n1);
             } else {
                 gcudai_pair_run(&w->pair, x, w->xs[0], y, w->ys[0], n0);
             }
@@ -13376,11 +13591,6 @@ static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op,
     return true;
 }
 
-static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
-    struct gcuda_tensor * const * src, int n, bool inplace) {
-    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
-}
-
 // >>op:dup --------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_dup(struct gcuda_context * ctx, struct gcuda_tensor * a, bool inplace) {
     struct gcuda_tensor * src[] = { a };
@@ -13419,18 +13629,18 @@ static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcuda_args * ar
 
 static void gcudai_cpy_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y);
-    struct gcudai_walk walk;
-    gcudai_walk_init(&walk, &a, &b);
-    w->n_items[0] = gcudai_walk_n_items(&walk);
-    w->item_cost[0] = gcudai_walk_cost(&walk);
+    struct gcudai_strided_copy walk;
+    gcudai_strided_copy_init(&walk, &a, &b);
+    w->n_items[0] = gcudai_strided_copy_n_items(&walk);
+    w->item_cost[0] = gcudai_strided_copy_cost(&walk);
 }
 
 static void gcudai_cpy_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cpy_args * p = &args->cpy;
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     if (p->x.data != p->y.data || p->x.type != p->y.type) { // else in place
-        gcudai_walk_init(&walk, &p->x, &p->y);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->x, &p->y);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     }
 }
 
@@ -13608,7 +13818,7 @@ static void gcudai_get_rows_back_chain(
     const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
     double spent = 0.0;
     for (int64_t j = 0; j < p->y.ne[1]; ++j) { first[j] = -1; }
-    for (int64_t r = p->ids.ne[0] - 1; r >= 0 && !gcudai_stops(t, &spent, 10.0); --r) {
+    for (int64_t r = p->ids.ne[0] - 1; r >= 0 && !gcudai_poll_abort(t, &spent, 10.0); --r) {
         const int64_t j = gcudai_index_at(&p->ids, r, 0, 0);
         if (j < 0 || j >= p->y.ne[1]) {
             gcudai_bad_index(t, r, j, p->y.ne[1]);
@@ -13635,7 +13845,7 @@ static void gcudai_get_rows_back_cpu(const union gcuda_args * args, const struct
         for (int64_t r = first[c.i1]; r >= 0; r = next[r]) {
             gcudai_load(p->x.type, gcudai_at(&p->x, r, 0, 0) + (size_t) c.i0 * p->x.nb[0], p->x.nb[0], c.n, buf);
             for (int64_t i = 0; i < c.n; ++i) { sum[i] += (double) buf[i]; }
-            if (gcudai_stops(t, &spent, 30.0 + 2.0 * (double) c.n)) { return; }
+            if (gcudai_poll_abort(t, &spent, 30.0 + 2.0 * (double) c.n)) { return; }
         }
         for (int64_t i = 0; i < c.n; ++i) { buf[i] = (float) sum[i]; }
         gcudai_store(GCUDA_TYPE_F32, gcudai_at(&p->y, c.i1, 0, 0) + (size_t) c.i0 * p->y.nb[0], p->y.nb[0], c.n, buf);
@@ -13725,7 +13935,7 @@ static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last,
     last[0] = r == ids->ne[0];
     if (last[0] == 0) {
         memset(last + 1, 0, n_slots * sizeof(*last));
-        for (r = 0; r < ids->ne[0] && !gcudai_stops(t, &spent, 100.0); ++r) {
+        for (r = 0; r < ids->ne[0] && !gcudai_poll_abort(t, &spent, 100.0); ++r) {
             *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1;
         }
     }
@@ -13888,23 +14098,23 @@ static void gcudai_set_args(const struct gcuda_tensor * y, union gcuda_args * ar
 // Phase 0 copies a, phase 1 writes the region.
 static void gcudai_set_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array b = gcudai_array(y->src[1]), region = gcudai_region_of(y);
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     gcudai_cpy_work(y, w);
-    gcudai_walk_init(&walk, &b, &region);
+    gcudai_strided_copy_init(&walk, &b, &region);
     w->n_phases = 2;
-    w->n_items[1] = gcudai_walk_n_items(&walk);
-    w->item_cost[1] = gcudai_walk_cost(&walk);
+    w->n_items[1] = gcudai_strided_copy_n_items(&walk);
+    w->item_cost[1] = gcudai_strided_copy_cost(&walk);
 }
 
 static void gcudai_set_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_set_args * p = &args->set;
-    struct gcudai_walk walk;
+    struct gcudai_strided_copy walk;
     if (t->phase == 1) {
-        gcudai_walk_init(&walk, &p->b, &p->region);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->b, &p->region);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     } else if (p->a.data != p->y.data) {
-        gcudai_walk_init(&walk, &p->a, &p->y);
-        gcudai_walk_run(&walk, t->i0, t->i1);
+        gcudai_strided_copy_init(&walk, &p->a, &p->y);
+        gcudai_strided_copy_run(&walk, t->i0, t->i1);
     }
 }
 
@@ -14166,31 +14376,31 @@ static void gcudai_concat_args(const struct gcuda_tensor * y, union gcuda_args *
 }
 
 // Two copies into parts of y.
-static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai_walk * a, struct gcudai_walk * b) {
+static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai_strided_copy * a, struct gcudai_strided_copy * b) {
     struct gcuda_array part = p->y;
     const int64_t n = p->a.ne[p->dim] / (p->dim == 0 ? gcuda_blck_size(p->y.type) : 1);
     part.ne[p->dim] = p->a.ne[p->dim];
-    gcudai_walk_init(a, &p->a, &part);
+    gcudai_strided_copy_init(a, &p->a, &part);
     part.ne[p->dim] = p->b.ne[p->dim];
     part.data = part.data && !(part.ne[p->dim] == 0) ? (char *) part.data + (size_t) n * part.nb[p->dim] : part.data;
-    gcudai_walk_init(b, &p->b, &part);
+    gcudai_strided_copy_init(b, &p->b, &part);
 }
 
 static void gcudai_concat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
-    struct gcudai_walk a, b;
+    struct gcudai_strided_copy a, b;
     gcudai_concat_args(y, &args);
     gcudai_concat_walk(&args.concat, &a, &b);
-    w->n_items[0] = gcudai_walk_n_items(&a) + gcudai_walk_n_items(&b);
-    w->item_cost[0] = GCUDAI_MAX(gcudai_walk_cost(&a), gcudai_walk_cost(&b));
+    w->n_items[0] = gcudai_strided_copy_n_items(&a) + gcudai_strided_copy_n_items(&b);
+    w->item_cost[0] = GCUDAI_MAX(gcudai_strided_copy_cost(&a), gcudai_strided_copy_cost(&b));
 }
 
 static void gcudai_concat_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    struct gcudai_walk a, b;
+    struct gcudai_strided_copy a, b;
     gcudai_concat_walk(&args->concat, &a, &b);
-    const int64_t n = gcudai_walk_n_items(&a);
-    gcudai_walk_run(&a, GCUDAI_MIN(t->i0, n), GCUDAI_MIN(t->i1, n));
-    gcudai_walk_run(&b, GCUDAI_MAX(t->i0, n) - n, GCUDAI_MAX(t->i1, n) - n);
+    const int64_t n = gcudai_strided_copy_n_items(&a);
+    gcudai_strided_copy_run(&a, GCUDAI_MIN(t->i0, n), GCUDAI_MIN(t->i1, n));
+    gcudai_strided_copy_run(&b, GCUDAI_MAX(t->i0, n) - n, GCUDAI_MAX(t->i1, n) - n);
 }
 
 // >>op:pad --------------------------------------------------------------------------------------------
@@ -14670,119 +14880,9 @@ static void gcudai_timestep_embedding_cpu(const union gcuda_args * args, const s
     }
 }
 
-// ---------------- end of ops-a ----------------
-
-// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
-
-// -- element-wise work: items are pieces of rows, rows without gaps between them count as one --
-
-#define GCUDAI_ITEM 4096 // elements of an item: whole blocks of every type, whole pieces
-#define GCUDAI_STEP 8   // loops run in steps of this constant length: gcc vectorises those at -O2
-
-// Elements [i, i + n) of a row as floats, n at most GCUDAI_PIECE. `pad` follows up to a multiple of GCUDAI_STEP.
-static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
-    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
-    gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
-    for (; n % GCUDAI_STEP != 0; ++n) {
-        out[n] = pad;
-    }
-}
-
-static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
-    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
-    gcudai_store(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, in);
-}
-
-// Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
-static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
-    if (a->ne[0] == 1 && a->ne[1] == 1) {
-        return true;
-    }
-    const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
-    return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
-}
-
-static void gcudai_fold_once(struct gcuda_array * a) {
-    a->ne[0] *= a->ne[1];
-    a->ne[1] = a->ne[2];
-    a->nb[1] = a->nb[2];
-    a->ne[2] = a->ne[3];
-    a->nb[2] = a->nb[3];
-    a->ne[3] = 1;
-}
-
-// The arrays of an element-wise loop over y with as few rows as their strides allow.
-static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
-    for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
-        bool is_ok = gcudai_can_fold(y, y);
-        for (int i = 0; i < n_src; ++i) {
-            is_ok = is_ok && gcudai_can_fold(&src[i], y);
-        }
-        if (!is_ok) {
-            return;
-        }
-        for (int i = 0; i < n_src; ++i) {
-            gcudai_fold_once(&src[i]);
-        }
-        gcudai_fold_once(y);
-    }
-}
-
-static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
-    w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
-    w->item_cost[0] = 120.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
-}
-
-// For operations whose args are folded from the result and all sources.
-static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
-    int n = 0;
-    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        if (y->src[i] != NULL) {
-            src[n++] = gcudai_array(y->src[i]);
-        }
-    }
-    gcudai_fold(&dst, src, n);
-    gcudai_elements_of(&dst, w);
-}
-
-// For those whose rows stay apart.
-static void gcudai_row_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const struct gcuda_array dst = gcudai_array(y);
-    gcudai_elements_of(&dst, w);
-}
-
-struct gcudai_segment {
-    int64_t row, i0, i1; // elements [i0, i1) of the row
-};
-
-static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int64_t item) {
-    const int64_t per_row = (y->ne[0] - 1) / GCUDAI_ITEM + 1;
-    struct gcudai_segment p;
-    p.row = item / per_row;
-    p.i0 = item % per_row * GCUDAI_ITEM;
-    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ITEM, y->ne[0]);
-    return p;
-}
-
-#define GCUDAI_FOR_STEPS(i, n)                                       \
-    for (int64_t i##_0 = 0; i##_0 < (n); i##_0 += GCUDAI_STEP)      \
-        for (int64_t i = i##_0; i < i##_0 + GCUDAI_STEP; ++i)
-
-// Result and first source: floats of one type and shape.
-static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
-    return gcudai_want_like(y, y->src[0]);
-}
-
-// A node that turned out to be wrong after it was made.
-static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y,
-    const char * problem) {
-    gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
-    gcudai_object_pop(ctx, y);
-    return NULL;
-}
+// =====================================================================================================
+// >>impl-ops-elements   unary and binary operations, gates, scale
+// =====================================================================================================
 
 // >>op:add --------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
@@ -15244,13 +15344,6 @@ static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->item_cost[0] *= 2.0;
 }
 
-// Name of the sub-operation of a UNARY or GLU node, NULL for others.
-static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
-    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
-           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
-                                   : NULL;
-}
-
 // >>op:glu --------------------------------------------------------------------------------------------
 const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
 #define X(ID, ...) #ID,
@@ -15555,21 +15648,25 @@ static inline float gcudai_silu_derivative(float x) {
 }
 GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
 
-// -- row work: a row is one item, a long one is cut into parts whose sums meet between phases --
+// =====================================================================================================
+// >>impl-ops-norm   norms, sums, cumsum, argmax, soft_max, rope
+// =====================================================================================================
 
-#define GCUDAI_SPAN 32768 // elements of a part: below 0.2 ms for anything done here
+// ---- row work: a row is one item, a long one is cut into parts whose sums are added between phases ----
+
+#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for anything done here
 #define GCUDAI_N_SLOTS 2
 
-struct gcudai_span {
+struct gcudai_row_part {
     int64_t row, i0, i1;   // elements [i0, i1) of the row
     int64_t part, n_parts; // of the row
     double * slots;        // what part k found in phase s: slots[s * n_parts + k]
 };
-typedef void (*gcudai_span_fn)(const union gcuda_args * args, const struct gcudai_span * s, int phase);
+typedef void (*gcudai_row_part_fn)(const union gcuda_args * args, const struct gcudai_row_part * s, int phase);
 
 static int64_t gcudai_n_parts(int64_t len, int64_t span) { return len <= span ? 1 : (len - 1) / span + 1; }
 
-static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases,
+static void gcudai_row_parts_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases,
     double item_cost) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     const size_t slots_bytes = (size_t) n_parts * GCUDAI_N_SLOTS * sizeof(double);
@@ -15583,11 +15680,11 @@ static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len,
     }
 }
 
-static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
-    int n_phases, gcudai_span_fn fn) {
+static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
+    int n_phases, gcudai_row_part_fn fn) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     double own[GCUDAI_N_SLOTS];
-    struct gcudai_span s;
+    struct gcudai_row_part s;
     s.n_parts = n_parts;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         s.row = item / n_parts;
@@ -15601,12 +15698,12 @@ static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_
     }
 }
 
-static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) {
+static void gcudai_slot_set(const struct gcudai_row_part * s, int slot, double v) {
     s->slots[slot * s->n_parts + s->part] = v;
 }
 
 // In the order of the parts, so the same for any number of threads.
-static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
+static double gcudai_slot_sum(const struct gcudai_row_part * s, int slot) {
     double sum = 0.0;
     for (int64_t k = 0; k < s->n_parts; ++k) {
         sum += s->slots[slot * s->n_parts + k];
@@ -15614,7 +15711,7 @@ static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
     return sum;
 }
 
-static double gcudai_slot_max(const struct gcudai_span * s, int slot) {
+static double gcudai_slot_max(const struct gcudai_row_part * s, int slot) {
     double max = s->slots[slot * s->n_parts];
     for (int64_t k = 1; k < s->n_parts; ++k) {
         const double v = s->slots[slot * s->n_parts + k];
@@ -15624,12 +15721,12 @@ static double gcudai_slot_max(const struct gcudai_span * s, int slot) {
 }
 
 // Rows of the result, as long as the longer of result and first source.
-static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work * w, int n_phases) {
+static void gcudai_row_parts_work(const struct gcuda_tensor * y, struct gcudai_work * w, int n_phases) {
     const int64_t len = GCUDAI_MAX(y->ne[0], y->src[0]->ne[0]);
-    gcudai_spans_of(w, gcuda_nrows(y), len, GCUDAI_SPAN, n_phases, 40.0 + 6.0 * (double) GCUDAI_MIN(len, GCUDAI_SPAN));
+    gcudai_row_parts_of(w, gcuda_nrows(y), len, GCUDAI_ROW_PART, n_phases, 40.0 + 6.0 * (double) GCUDAI_MIN(len, GCUDAI_ROW_PART));
 }
-static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
-static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
+static void gcudai_parts2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_parts_work(y, w, 2); }
+static void gcudai_parts3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_parts_work(y, w, 3); }
 
 // Sum of (v - shift)^power, power 1 or 2; eight independent accumulators hide the latency of the addition.
 static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
@@ -15654,7 +15751,7 @@ static double gcudai_sum_powers(const float * v, int64_t n, double shift, int po
     return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
 }
 
-static double gcudai_sum_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift,
+static double gcudai_sum_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift,
     int power) {
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
@@ -15666,7 +15763,7 @@ static double gcudai_sum_span(const struct gcuda_array * x, const char * row, in
     return sum;
 }
 
-static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b,
+static double gcudai_dot_part(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b,
     const char * row_b, int64_t i0, int64_t i1) {
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     double acc[GCUDAI_STEP] = { 0.0 };
@@ -15684,7 +15781,7 @@ static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, 
 }
 
 // y = (x - shift) * scale
-static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_span * s,
+static void gcudai_affine_part(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_row_part * s,
     int64_t row, double shift, double scale) {
     const char * from = gcudai_row(x, row);
     char * to = gcudai_row(y, row);
@@ -15730,18 +15827,18 @@ static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * a
 }
 
 // Two passes: E[x^2] - E[x]^2 cancels where the mean is far above the spread.
-static void gcudai_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     const double n = (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
     if (phase < 2) {
-        gcudai_slot_set(s, phase, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, mean, phase + 1));
+        gcudai_slot_set(s, phase, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, mean, phase + 1));
         return;
     }
-    gcudai_affine_span(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
+    gcudai_affine_part(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
 }
 
 static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 3, gcudai_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_norm_part);
 }
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
@@ -15755,18 +15852,18 @@ struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct 
 static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
 // The sum is in double: this is the reference that kernels are held to.
-static void gcudai_rms_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
         return;
     }
-    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0,
+    gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0,
         1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
 static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_part);
 }
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
@@ -15779,18 +15876,18 @@ struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct g
 
 static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
-static void gcudai_l2_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_l2_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
         return;
     }
     const double length = sqrt(gcudai_slot_sum(s, 0)), eps = (double) p->eps;
-    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
+    gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
 }
 
 static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_l2_norm_span);
+    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_l2_norm_part);
 }
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
@@ -15822,7 +15919,7 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
 }
 
 // dx = (dy - x k) scale
-static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_span * s,
+static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_row_part * s,
     double k, double scale) {
     float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -15836,12 +15933,12 @@ static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p
     }
 }
 
-static void gcudai_rms_norm_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_rms_norm_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_rms_norm_back_args * p = &args->rms_norm_back;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 2));
-        gcudai_slot_set(s, 1, gcudai_dot_span(&p->x, x, &p->dy, gcudai_row(&p->dy, s->row), s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, x, s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 1, gcudai_dot_part(&p->x, x, &p->dy, gcudai_row(&p->dy, s->row), s->i0, s->i1));
         return;
     }
     const double n = (double) p->x.ne[0], eps = (double) p->eps, xx = gcudai_slot_sum(s, 0);
@@ -15849,7 +15946,7 @@ static void gcudai_rms_norm_back_span(const union gcuda_args * args, const struc
 }
 
 static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_back_span);
+    gcudai_row_parts_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_back_part);
 }
 
 // >>op:group_norm -------------------------------------------------------------------------------------
@@ -15897,18 +15994,18 @@ static struct gcudai_groups gcudai_groups_of(const int64_t * ne, int n_groups) {
     g.channels = ne[2] / n_groups + (ne[2] % n_groups != 0);
     g.per_image = g.channels > 0 ? (ne[2] - 1) / g.channels + 1 : 0;
     g.rows = ne[1] * g.channels;
-    g.rows_per_part = GCUDAI_MAX(GCUDAI_SPAN / GCUDAI_MAX(ne[0], 1), 1);
+    g.rows_per_part = GCUDAI_MAX(GCUDAI_ROW_PART / GCUDAI_MAX(ne[0], 1), 1);
     return g;
 }
 
 static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_param_i32(y, 0));
     const double n_rows = (double) GCUDAI_MIN(g.rows, g.rows_per_part);
-    gcudai_spans_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
+    gcudai_row_parts_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
         40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
 }
 
-static void gcudai_group_norm_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_group_norm_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_group_norm_args * p = &args->group_norm;
     const struct gcudai_groups g = gcudai_groups_of(p->x.ne, p->n_groups);
     const int64_t image = s->row / g.per_image, first = s->row % g.per_image * g.channels; // channel
@@ -15916,15 +16013,15 @@ static void gcudai_group_norm_span(const union gcuda_args * args, const struct g
     const int64_t row0 = (image * p->x.ne[2] + first) * p->x.ne[1];
     const double n = (double) n_rows * (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
     const double scale = phase == 2 ? 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps) : 0.0;
-    struct gcudai_span whole = *s;
+    struct gcudai_row_part whole = *s;
     whole.i0 = 0;
     whole.i1 = p->x.ne[0];
     double sum = 0.0;
     for (int64_t r = row0 + s->i0; r < row0 + GCUDAI_MIN(s->i1, n_rows); ++r) {
         if (phase < 2) {
-            sum += gcudai_sum_span(&p->x, gcudai_row(&p->x, r), 0, p->x.ne[0], mean, phase + 1);
+            sum += gcudai_sum_part(&p->x, gcudai_row(&p->x, r), 0, p->x.ne[0], mean, phase + 1);
         } else {
-            gcudai_affine_span(&p->x, &p->y, &whole, r, mean, scale);
+            gcudai_affine_part(&p->x, &p->y, &whole, r, mean, scale);
         }
     }
     if (phase < 2) {
@@ -15934,11 +16031,11 @@ static void gcudai_group_norm_span(const union gcuda_args * args, const struct g
 
 static void gcudai_group_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcudai_groups g = gcudai_groups_of(args->group_norm.x.ne, args->group_norm.n_groups);
-    gcudai_spans_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_span);
+    gcudai_row_parts_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_part);
 }
 
 // >>op:sum --------------------------------------------------------------------------------------------
-// A tensor reduced to one element: items are groups of short rows or parts of long ones, of about GCUDAI_SPAN elements;
+// A tensor reduced to one element: items are groups of short rows or parts of long ones, of about GCUDAI_ROW_PART elements;
 // a second phase adds what they found, in order.
 struct gcudai_total {
     int64_t parts_per_row, n_parts, parts_per_item, n_items;
@@ -15947,9 +16044,9 @@ struct gcudai_total {
 static struct gcudai_total gcudai_total_of(const struct gcuda_array * x) {
     struct gcudai_total a;
     const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
-    a.parts_per_row = gcudai_n_parts(x->ne[0], GCUDAI_SPAN);
+    a.parts_per_row = gcudai_n_parts(x->ne[0], GCUDAI_ROW_PART);
     a.n_parts = x->ne[0] > 0 ? n_rows * a.parts_per_row : 0;
-    a.parts_per_item = x->ne[0] > 0 && x->ne[0] < GCUDAI_SPAN ? GCUDAI_SPAN / x->ne[0] : 1;
+    a.parts_per_item = x->ne[0] > 0 && x->ne[0] < GCUDAI_ROW_PART ? GCUDAI_ROW_PART / x->ne[0] : 1;
     a.n_items = a.n_parts > 0 ? (a.n_parts - 1) / a.parts_per_item + 1 : 0;
     return a;
 }
@@ -15960,7 +16057,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     const struct gcudai_total a = gcudai_total_of(&x);
     w->n_phases = 2;
     w->n_items[0] = a.n_items;
-    w->item_cost[0] = 6.0 * GCUDAI_SPAN;
+    w->item_cost[0] = 6.0 * GCUDAI_ROW_PART;
     w->n_items[1] = 1;
     w->item_cost[1] = 4.0 * (double) a.n_items;
     if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) {
@@ -15972,8 +16069,8 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
 static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
     struct gcudai_segment p;
     p.row = k / a->parts_per_row;
-    p.i0 = k % a->parts_per_row * GCUDAI_SPAN;
-    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_SPAN, ne0);
+    p.i0 = k % a->parts_per_row * GCUDAI_ROW_PART;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ROW_PART, ne0);
     return p;
 }
 
@@ -16027,7 +16124,7 @@ static void gcudai_sum_cpu(const union gcuda_args * args, const struct gcudai_ta
         sum = 0.0;
         for (int64_t k = item * a.parts_per_item; k < GCUDAI_MIN((item + 1) * a.parts_per_item, a.n_parts); ++k) {
             const struct gcudai_segment part = gcudai_total_part(&a, k, x->ne[0]);
-            sum += gcudai_sum_span(x, gcudai_row(x, part.row), part.i0, part.i1, 0.0, 1);
+            sum += gcudai_sum_part(x, gcudai_row(x, part.row), part.i0, part.i1, 0.0, 1);
         }
         found[item] = sum;
     }
@@ -16057,20 +16154,20 @@ static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) {
     return gcudai_want_row_sums(y, y->src[0]->type);
 }
 
-static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struct gcudai_span * s, int phase,
+static void gcudai_row_sums_part(const struct gcuda_reduce_args * p, const struct gcudai_row_part * s, int phase,
     double divisor) {
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
+        gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
     } else if (s->part == 0) {
         gcudai_put_one(&p->y, gcudai_row(&p->y, s->row), gcudai_slot_sum(s, 0) / divisor);
     }
 }
 
-static void gcudai_sum_rows_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
-    gcudai_row_sums_span(&args->reduce, s, phase, 1.0);
+static void gcudai_sum_rows_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+    gcudai_row_sums_part(&args->reduce, s, phase, 1.0);
 }
 static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_sum_rows_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_sum_rows_part);
 }
 
 // >>op:mean -------------------------------------------------------------------------------------------
@@ -16082,11 +16179,11 @@ struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor
 }
 
 static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, GCUDA_TYPE_F32); }
-static void gcudai_mean_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
-    gcudai_row_sums_span(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
+static void gcudai_mean_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+    gcudai_row_sums_part(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
 }
 static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_mean_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_mean_part);
 }
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
@@ -16099,12 +16196,12 @@ struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tens
 
 static gcuda_status gcudai_cumsum_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
-static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_reduce_args * p = &args->reduce;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
         if (s->n_parts > 1) {
-            gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 1));
+            gcudai_slot_set(s, 0, gcudai_sum_part(&p->x, x, s->i0, s->i1, 0.0, 1));
         }
         return;
     }
@@ -16125,7 +16222,7 @@ static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_cumsum_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_cumsum_part);
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -16148,10 +16245,10 @@ static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
 
 static void gcudai_argmax_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_tensor * a = y->src[0];
-    gcudai_spans_of(w, a->ne[1], a->ne[0], GCUDAI_SPAN, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN));
+    gcudai_row_parts_of(w, a->ne[1], a->ne[0], GCUDAI_ROW_PART, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART));
 }
 
-static void gcudai_argmax_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_argmax_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_array * x = &args->reduce.x;
     const char * row = gcudai_row(x, s->row);
     float buf[GCUDAI_PIECE], best = -INFINITY;
@@ -16183,7 +16280,7 @@ static void gcudai_argmax_span(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_argmax_span);
+    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_argmax_part);
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
@@ -16240,369 +16337,6 @@ static void gcudai_count_equal_cpu(const union gcuda_args * args, const struct g
             n += gcudai_count_part(p, &part);
         }
         found[item] = n;
-    }
-}
-
-// >>op:argsort ----------------------------------------------------------------------------------------
-// A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
-// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets a NaN.
-static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
-    const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
-    const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    return (uint64_t) (is_nan ? 0xffffffffu : is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
-}
-
-static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
-
-// Elements [i0, i1) of a row as keys.
-static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending,
-    uint64_t * keys) {
-    const char * row = gcudai_row(&p->x, r);
-    float buf[GCUDAI_PIECE];
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
-        gcudai_get(&p->x, row, i, n, 0.0f, buf);
-        for (int64_t j = 0; j < n; ++j) {
-            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
-        }
-    }
-}
-
-static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
-    for (int64_t i = 1; i < n; ++i) {
-        const uint64_t x = v[i];
-        int64_t j = i;
-        for (; j > 0 && v[j - 1] > x; --j) {
-            v[j] = v[j - 1];
-        }
-        v[j] = x;
-    }
-}
-
-// v in order of one byte of its keys, into out; count: how many keys have each value of it.
-static void gcudai_radix_pass(const uint64_t * v, uint64_t * out, int64_t n, int shift, const uint32_t * count) {
-    int64_t next[256], sum = 0;
-    for (int b = 0; b < 256; ++b) {
-        next[b] = sum;
-        sum += count[b];
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        out[next[v[i] >> shift & 255u]++] = v[i];
-    }
-}
-
-// Sorts v with tmp of the same size; returns the one of the two that holds the result. Byte by byte from the low end of
-// the upper half: the lower halves, indices, are in order already and each pass keeps the order of equal bytes.
-static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
-    uint32_t count[4][256];
-    if (n <= 64) {
-        gcudai_insertion_sort(v, n);
-        return v;
-    }
-    memset(count, 0, sizeof(count));
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t key = (uint32_t) (v[i] >> 32);
-        for (int k = 0; k < 4; ++k) {
-            ++count[k][key >> (8 * k) & 255u];
-        }
-    }
-    for (int k = 0; k < 4; ++k) {
-        const int shift = 32 + 8 * k;
-        if (count[k][v[0] >> shift & 255u] != (uint64_t) n) { // else all have the same byte
-            gcudai_radix_pass(v, tmp, n, shift, count[k]);
-            uint64_t * swap = v;
-            v = tmp;
-            tmp = swap;
-        }
-    }
-    return v;
-}
-
-static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t i0, int64_t n, const uint64_t * keys) {
-    for (int64_t i = 0; i < n; ++i) {
-        const int32_t index = gcudai_sort_index(keys[i]);
-        memcpy(row + (size_t) (i0 + i) * y->nb[0], &index, sizeof(index));
-    }
-}
-
-static double gcudai_log2_steps(int64_t n) {
-    double steps = 1.0;
-    for (; n > 1; n /= 2) {
-        steps += 1.0;
-    }
-    return steps;
-}
-
-// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
-// is limited to 128 MiB; beyond that one thread sorts a whole row.
-static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
-    return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
-}
-
-static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const struct gcuda_array x = gcudai_array(y->src[0]);
-    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 100.0 + 40.0 * (double) n;
-    if (!gcudai_is_sorted_in_parts(&x)) {
-        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
-            w->local_bytes = SIZE_MAX;
-        }
-        return;
-    }
-    w->n_phases = 2;
-    w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
-    w->item_cost[0] = 40.0 * GCUDAI_SPAN;
-    w->item_cost[1] = 10.0 * GCUDAI_SPAN * gcudai_log2_steps(n_parts);
-    w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
-    w->local_bytes = GCUDAI_SPAN * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
-}
-
-// The parts of a row, each sorted, and for each the next key to take.
-struct gcudai_runs {
-    const uint64_t * keys;
-    int64_t n, n_parts;
-    int64_t * next; // of each part, counted in the row
-    int64_t * lo;   // n_parts each, while searching
-    int64_t * hi;
-};
-
-static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
-    return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n);
-}
-
-// First place of [lo, hi) whose key is not below `key`.
-static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
-    while (lo < hi) {
-        const int64_t mid = lo + (hi - lo) / 2;
-        if (keys[mid] < key) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
-    }
-    return lo;
-}
-
-// Sets next so that exactly `rank` keys of the row stand before it, all smaller than the rest. Keys differ, so there is
-// one such cut. Each round halves the widest range.
-static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
-    for (int64_t k = 0; k < r->n_parts; ++k) {
-        r->lo[k] = k * GCUDAI_SPAN;
-        r->hi[k] = gcudai_run_end(r, k);
-    }
-    for (;;) {
-        int64_t widest = 0, below = 0;
-        for (int64_t k = 1; k < r->n_parts; ++k) {
-            widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
-        }
-        if (r->hi[widest] == r->lo[widest]) {
-            break;
-        }
-        const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
-        for (int64_t k = 0; k < r->n_parts; ++k) {
-            r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
-            below += r->next[k] - k * GCUDAI_SPAN;
-        }
-        const bool is_low = below < rank; // the pivot itself is before the cut
-        for (int64_t k = 0; k < r->n_parts; ++k) {
-            if (is_low) {
-                r->lo[k] = r->next[k] + (k == widest);
-            } else {
-                r->hi[k] = r->next[k];
-            }
-        }
-    }
-    memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
-}
-
-// Parts as a heap by their next key; lo is its storage, hi its size in hi[0].
-static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n) {
-    int64_t * heap = r->lo;
-    for (;;) {
-        int64_t least = at;
-        for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
-            least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
-        }
-        if (least == at) {
-            return;
-        }
-        const int64_t swap = heap[at];
-        heap[at] = heap[least];
-        heap[least] = swap;
-        at = least;
-    }
-}
-
-static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
-    int64_t n_heap = 0;
-    for (int64_t k = 0; k < r->n_parts; ++k) {
-        if (r->next[k] < gcudai_run_end(r, k)) {
-            r->lo[n_heap++] = k;
-        }
-    }
-    for (int64_t at = n_heap / 2; at-- > 0;) {
-        gcudai_heap_down(r, at, n_heap);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        const int64_t k = r->lo[0];
-        out[i] = r->keys[r->next[k]++];
-        if (r->next[k] == gcudai_run_end(r, k)) {
-            r->lo[0] = r->lo[--n_heap];
-        }
-        gcudai_heap_down(r, 0, n_heap);
-    }
-}
-
-static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
-    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), row = item / n_parts;
-    const int64_t i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
-    uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
-    uint64_t * tmp = (uint64_t *) (void *) t->local;
-    if (t->phase == 0) {
-        gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
-        const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
-        if (sorted == tmp) {
-            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
-        }
-        return;
-    }
-    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
-    const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
-    gcudai_runs_seek(&runs, i0);
-    gcudai_runs_take(&runs, i1 - i0, tmp);
-    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
-}
-
-static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    const struct gcuda_sort_args * p = &args->sort;
-    const int64_t n = p->x.ne[0];
-    uint64_t * keys = (uint64_t *) (void *) t->local;
-    const bool in_parts = gcudai_is_sorted_in_parts(&p->x);
-    for (int64_t item = t->i0; item < t->i1; ++item) {
-        if (in_parts) {
-            gcudai_argsort_part(p, t, item);
-        } else {
-            gcudai_sort_keys(p, item, 0, n, p->order == GCUDA_SORT_ORDER_DESC, keys);
-            gcudai_put_indices(&p->y, gcudai_row(&p->y, item), 0, n, gcudai_sort_u64(keys, keys + n, n));
-        }
-    }
-}
-
-static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sort.x = gcudai_array(y->src[0]);
-    args->sort.y = gcudai_array(y);
-    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
-}
-
-static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
-    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
-    return GCUDA_STATUS_SUCCESS;
-}
-
-struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
-    struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
-    gcudai_set_param_i32(y, 0, (int32_t) order);
-    return gcudai_op_finish(ctx, y);
-}
-
-static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
-    const int32_t order = gcudai_param_i32(y, 0);
-    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
-        "order is %d, want ascending or descending", (int) order);
-    GCUDAI_TRY(gcudai_want_sortable(y));
-    return gcudai_want_like(y, y->src[0]);
-}
-
-struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
-    if (k < 1 || k > a->ne[0]) {
-        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
-                               (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
-    }
-    struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
-    if (order == NULL) {
-        return NULL;
-    }
-    const size_t * nb = order->nb;
-    return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
-}
-
-// >>op:top_k ------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
-    return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
-                 : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
-}
-
-static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_sortable(y));
-    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0],
-        (long long) a->ne[0]);
-    return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
-}
-
-static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    w->n_items[0] = gcuda_nrows(y);
-    w->item_cost[0] = 100.0 + 4.0 * (double) y->src[0]->ne[0] + 10.0 * (double) y->ne[0] * gcudai_log2_steps(y->ne[0]);
-    w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
-}
-
-// The largest key is at the top, the last in descending order; at may be too small for its place.
-static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
-    const uint64_t key = heap[at];
-    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
-        child += child + 1 < n && heap[child + 1] > heap[child];
-        if (heap[child] <= key) {
-            break;
-        }
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = key;
-}
-
-// A heap of the best k so far; most elements are refused by one comparison with its worst.
-static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap, const struct gcudai_task * t) {
-    const int64_t n = p->x.ne[0], k = p->y.ne[0];
-    const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
-    uint64_t keys[GCUDAI_PIECE];
-    double spent = 0.0;
-    gcudai_sort_keys(p, row, 0, k, true, heap);
-    for (int64_t at = k / 2; at-- > 0;) {
-        gcudai_key_heap_down(heap, at, k);
-        if (gcudai_stops(t, &spent, 40.0)) { return; }
-    }
-    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
-        gcudai_sort_keys(p, row, i, i + m, true, keys);
-        for (int64_t j = 0; j < m; ++j) {
-            if (keys[j] < heap[0]) {
-                heap[0] = keys[j];
-                gcudai_key_heap_down(heap, 0, k);
-            }
-        }
-        if (gcudai_stops(t, &spent, step * (double) m)) { return; }
-    }
-    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
-}
-
-static void gcudai_top_k_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    for (int64_t row = t->i0; row < t->i1; ++row) {
-        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
     }
 }
 
@@ -16736,7 +16470,7 @@ static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const s
 }
 
 static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s) {
+    const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
     for (int k = 0; k < GCUDAI_STEP; ++k) {
         max[k] = (float) row->sink;
@@ -16766,7 +16500,7 @@ static double gcudai_exp_sum(float * w, int64_t n, float max) {
 
 // F32 results hold the exponentials between the last two phases; shorter types would round them twice.
 static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, double max) {
+    const struct gcudai_row_part * s, double max) {
     float w[GCUDAI_PIECE];
     double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -16781,7 +16515,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
 }
 
 static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, double max, float scale) {
+    const struct gcudai_row_part * s, double max, float scale) {
     float w[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
@@ -16800,7 +16534,7 @@ static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const st
 
 // A row without a finite logit: zeros, but NaN where there was one.
 static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s) {
+    const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE];
     double found = 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -16814,7 +16548,7 @@ static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const st
 }
 
 static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
-    const struct gcudai_span * s, float value) {
+    const struct gcudai_row_part * s, float value) {
     float w[GCUDAI_PIECE];
     for (int64_t j = 0; j < GCUDAI_PIECE; ++j) {
         w[j] = value;
@@ -16825,7 +16559,7 @@ static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const str
 }
 
 // The result may lie on any source of its layout: what a source says is used up when the sum is known.
-static void gcudai_soft_max_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_soft_max_args * p = &args->soft_max;
     const struct gcudai_soft_max_row row = gcudai_soft_max_row_at(p, s->row);
     if (phase == 0) {
@@ -16844,7 +16578,7 @@ static void gcudai_soft_max_span(const union gcuda_args * args, const struct gcu
 }
 
 static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->soft_max.x.ne[0], GCUDAI_SPAN, 3, gcudai_soft_max_span);
+    gcudai_row_parts_run(args, t, args->soft_max.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_soft_max_part);
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -16885,12 +16619,12 @@ static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcuda
     args->soft_max_back.scale = gcudai_param_f32(y, 0);
 }
 
-static void gcudai_soft_max_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_soft_max_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_soft_max_back_args * p = &args->soft_max_back;
     const char * row_dy = gcudai_row(&p->dy, s->row);
     const char * row_y = gcudai_row(&p->y, s->row);
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_dot_span(&p->dy, row_dy, &p->y, row_y, s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_dot_part(&p->dy, row_dy, &p->y, row_y, s->i0, s->i1));
         return;
     }
     const double dot = gcudai_slot_sum(s, 0);
@@ -16907,7 +16641,7 @@ static void gcudai_soft_max_back_span(const union gcuda_args * args, const struc
 }
 
 static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_SPAN, 2, gcudai_soft_max_back_span);
+    gcudai_row_parts_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_ROW_PART, 2, gcudai_soft_max_back_part);
 }
 
 // >>op:rope -------------------------------------------------------------------------------------------
@@ -17123,7 +16857,7 @@ static void gcudai_rope_pairs(
     const struct gcuda_rope_args * p, const struct gcudai_task * t, struct gcudai_rope_pair * pairs) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
     double spent = 0.0;
-    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 300.0); ++j) {
+    for (int64_t j = 0; j < n_pairs && !gcudai_poll_abort(t, &spent, 300.0); ++j) {
         int64_t power = j;
         float factor = 1.0f;
         if (p->factors.data != NULL) {
@@ -17145,7 +16879,7 @@ static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gc
     if (p->ext_factor != 0.0f) {
         magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
     }
-    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 150.0); ++j) {
+    for (int64_t j = 0; j < n_pairs && !gcudai_poll_abort(t, &spent, 150.0); ++j) {
         const int64_t at = pairs[j].plane * p->x.ne[2] + token;
         const int32_t pos = gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]);
         const double theta = (double) pos * pairs[j].freq;
@@ -17228,6 +16962,377 @@ static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcu
     gcudai_rope_cpu(args, t);
 }
 
+// =====================================================================================================
+// >>impl-ops-sort   argsort, top_k
+// =====================================================================================================
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
+// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets a NaN.
+static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
+    const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
+    const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return (uint64_t) (is_nan ? 0xffffffffu : is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
+}
+
+static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
+
+// Elements [i0, i1) of a row as keys.
+static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending,
+    uint64_t * keys) {
+    const char * row = gcudai_row(&p->x, r);
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->x, row, i, n, 0.0f, buf);
+        for (int64_t j = 0; j < n; ++j) {
+            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
+        }
+    }
+}
+
+static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
+    for (int64_t i = 1; i < n; ++i) {
+        const uint64_t x = v[i];
+        int64_t j = i;
+        for (; j > 0 && v[j - 1] > x; --j) {
+            v[j] = v[j - 1];
+        }
+        v[j] = x;
+    }
+}
+
+// v in order of one byte of its keys, into out; count: how many keys have each value of it.
+static void gcudai_radix_pass(const uint64_t * v, uint64_t * out, int64_t n, int shift, const uint32_t * count) {
+    int64_t next[256], sum = 0;
+    for (int b = 0; b < 256; ++b) {
+        next[b] = sum;
+        sum += count[b];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        out[next[v[i] >> shift & 255u]++] = v[i];
+    }
+}
+
+// Sorts v with tmp of the same size; returns the one of the two that holds the result. Byte by byte from the low end of
+// the upper half: the lower halves, indices, are in order already and each pass keeps the order of equal bytes.
+static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
+    uint32_t count[4][256];
+    if (n <= 64) {
+        gcudai_insertion_sort(v, n);
+        return v;
+    }
+    memset(count, 0, sizeof(count));
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t key = (uint32_t) (v[i] >> 32);
+        for (int k = 0; k < 4; ++k) {
+            ++count[k][key >> (8 * k) & 255u];
+        }
+    }
+    for (int k = 0; k < 4; ++k) {
+        const int shift = 32 + 8 * k;
+        if (count[k][v[0] >> shift & 255u] != (uint64_t) n) { // else all have the same byte
+            gcudai_radix_pass(v, tmp, n, shift, count[k]);
+            uint64_t * swap = v;
+            v = tmp;
+            tmp = swap;
+        }
+    }
+    return v;
+}
+
+static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t i0, int64_t n, const uint64_t * keys) {
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t index = gcudai_sort_index(keys[i]);
+        memcpy(row + (size_t) (i0 + i) * y->nb[0], &index, sizeof(index));
+    }
+}
+
+static double gcudai_log2_steps(int64_t n) {
+    double steps = 1.0;
+    for (; n > 1; n /= 2) {
+        steps += 1.0;
+    }
+    return steps;
+}
+
+// A long row is sorted in parts; then each segment of the result merges its share of all parts. All keys are in memory at once, so this
+// is limited to 128 MiB; beyond that one thread sorts a whole row.
+static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
+    return x->ne[0] > GCUDAI_ROW_PART && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
+}
+
+static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array x = gcudai_array(y->src[0]);
+    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART);
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 40.0 * (double) n;
+    if (!gcudai_is_sorted_in_parts(&x)) {
+        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
+            w->local_bytes = SIZE_MAX;
+        }
+        return;
+    }
+    w->n_phases = 2;
+    w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
+    w->item_cost[0] = 40.0 * GCUDAI_ROW_PART;
+    w->item_cost[1] = 10.0 * GCUDAI_ROW_PART * gcudai_log2_steps(n_parts);
+    w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
+    w->local_bytes = GCUDAI_ROW_PART * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
+}
+
+// The parts of a row, each sorted, and for each the next key to take.
+struct gcudai_runs {
+    const uint64_t * keys;
+    int64_t n, n_parts;
+    int64_t * next; // of each part, counted in the row
+    int64_t * lo;   // n_parts each, while searching
+    int64_t * hi;
+};
+
+static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
+    return GCUDAI_MIN((part + 1) * GCUDAI_ROW_PART, r->n);
+}
+
+// First place of [lo, hi) whose key is not below `key`.
+static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (keys[mid] < key) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+// Sets next so that exactly `rank` keys of the row stand before it, all smaller than the rest. Keys differ, so there is
+// one such cut. Each round halves the widest range.
+static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        r->lo[k] = k * GCUDAI_ROW_PART;
+        r->hi[k] = gcudai_run_end(r, k);
+    }
+    for (;;) {
+        int64_t widest = 0, below = 0;
+        for (int64_t k = 1; k < r->n_parts; ++k) {
+            widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
+        }
+        if (r->hi[widest] == r->lo[widest]) {
+            break;
+        }
+        const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
+            below += r->next[k] - k * GCUDAI_ROW_PART;
+        }
+        const bool is_low = below < rank; // the pivot itself is before the cut
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            if (is_low) {
+                r->lo[k] = r->next[k] + (k == widest);
+            } else {
+                r->hi[k] = r->next[k];
+            }
+        }
+    }
+    memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
+}
+
+// Parts as a heap by their next key; lo is its storage, hi its size in hi[0].
+static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n) {
+    int64_t * heap = r->lo;
+    for (;;) {
+        int64_t least = at;
+        for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
+            least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
+        }
+        if (least == at) {
+            return;
+        }
+        const int64_t swap = heap[at];
+        heap[at] = heap[least];
+        heap[least] = swap;
+        at = least;
+    }
+}
+
+static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
+    int64_t n_heap = 0;
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        if (r->next[k] < gcudai_run_end(r, k)) {
+            r->lo[n_heap++] = k;
+        }
+    }
+    for (int64_t at = n_heap / 2; at-- > 0;) {
+        gcudai_heap_down(r, at, n_heap);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t k = r->lo[0];
+        out[i] = r->keys[r->next[k]++];
+        if (r->next[k] == gcudai_run_end(r, k)) {
+            r->lo[0] = r->lo[--n_heap];
+        }
+        gcudai_heap_down(r, 0, n_heap);
+    }
+}
+
+static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
+    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART), row = item / n_parts;
+    const int64_t i0 = item % n_parts * GCUDAI_ROW_PART, i1 = GCUDAI_MIN(i0 + GCUDAI_ROW_PART, n);
+    uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
+    uint64_t * tmp = (uint64_t *) (void *) t->local;
+    if (t->phase == 0) {
+        gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
+        const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
+        if (sorted == tmp) {
+            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
+        }
+        return;
+    }
+    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_ROW_PART * sizeof(uint64_t));
+    const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
+    gcudai_runs_seek(&runs, i0);
+    gcudai_runs_take(&runs, i1 - i0, tmp);
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
+}
+
+static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
+    const struct gcuda_sort_args * p = &args->sort;
+    const int64_t n = p->x.ne[0];
+    uint64_t * keys = (uint64_t *) (void *) t->local;
+    const bool in_parts = gcudai_is_sorted_in_parts(&p->x);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (in_parts) {
+            gcudai_argsort_part(p, t, item);
+        } else {
+            gcudai_sort_keys(p, item, 0, n, p->order == GCUDA_SORT_ORDER_DESC, keys);
+            gcudai_put_indices(&p->y, gcudai_row(&p->y, item), 0, n, gcudai_sort_u64(keys, keys + n, n));
+        }
+    }
+}
+
+static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
+    args->sort.x = gcudai_array(y->src[0]);
+    args->sort.y = gcudai_array(y);
+    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
+}
+
+static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
+    gcudai_set_param_i32(y, 0, (int32_t) order);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
+    const int32_t order = gcudai_param_i32(y, 0);
+    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
+        "order is %d, want ascending or descending", (int) order);
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    return gcudai_want_like(y, y->src[0]);
+}
+
+struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    if (k < 1 || k > a->ne[0]) {
+        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
+                               (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+    }
+    struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
+    if (order == NULL) {
+        return NULL;
+    }
+    const size_t * nb = order->nb;
+    return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
+}
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
+                 : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0],
+        (long long) a->ne[0]);
+    return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 4.0 * (double) y->src[0]->ne[0] + 10.0 * (double) y->ne[0] * gcudai_log2_steps(y->ne[0]);
+    w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
+}
+
+// The largest key is at the top, the last in descending order; at may be too small for its place.
+static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
+    const uint64_t key = heap[at];
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && heap[child + 1] > heap[child];
+        if (heap[child] <= key) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = key;
+}
+
+// A heap of the best k so far; most elements are refused by one comparison with its worst.
+static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap, const struct gcudai_task * t) {
+    const int64_t n = p->x.ne[0], k = p->y.ne[0];
+    const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
+    uint64_t keys[GCUDAI_PIECE];
+    double spent = 0.0;
+    gcudai_sort_keys(p, row, 0, k, true, heap);
+    for (int64_t at = k / 2; at-- > 0;) {
+        gcudai_key_heap_down(heap, at, k);
+        if (gcudai_poll_abort(t, &spent, 40.0)) { return; }
+    }
+    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
+        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+        gcudai_sort_keys(p, row, i, i + m, true, keys);
+        for (int64_t j = 0; j < m; ++j) {
+            if (keys[j] < heap[0]) {
+                heap[0] = keys[j];
+                gcudai_key_heap_down(heap, 0, k);
+            }
+        }
+        if (gcudai_poll_abort(t, &spent, step * (double) m)) { return; }
+    }
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
+}
+
+static void gcudai_top_k_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
+    for (int64_t row = t->i0; row < t->i1; ++row) {
+        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
+    }
+}
+
+// =====================================================================================================
+// >>impl-ops-train   cross entropy, optimizer steps
+// =====================================================================================================
+
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b) {
@@ -17272,11 +17377,11 @@ struct gcudai_entropy_part {
 
 static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_tensor * a = y->src[0];
-    const int64_t n_rows = gcuda_nrows(a), n_parts = gcudai_n_parts(a->ne[0], GCUDAI_SPAN);
+    const int64_t n_rows = gcuda_nrows(a), n_parts = gcudai_n_parts(a->ne[0], GCUDAI_ROW_PART);
     const int last = n_parts == 1 ? 1 : 2;
     w->n_phases = last + 1;
     w->n_items[0] = w->n_items[1] = n_rows * n_parts;
-    w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN);
+    w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART);
     w->n_items[last] = 1;
     w->item_cost[last] = 4.0 * (double) n_rows * (double) n_parts;
     if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
@@ -17284,7 +17389,7 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
     }
 }
 
-static double gcudai_max_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
+static double gcudai_max_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
     float buf[GCUDAI_PIECE], max = -INFINITY;
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
@@ -17332,21 +17437,21 @@ static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, in
 
 static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
-    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_ROW_PART);
     const int64_t n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
     struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
         double sum = 0.0, spent = 0.0;
-        for (int64_t r = 0; r < n_rows && n > 0 && !gcudai_stops(t, &spent, 10.0 * (double) n_parts); ++r) {
+        for (int64_t r = 0; r < n_rows && n > 0 && !gcudai_poll_abort(t, &spent, 10.0 * (double) n_parts); ++r) {
             sum += n_parts == 1 ? parts[r].loss : gcudai_entropy_of_row(parts + r * n_parts, n_parts);
         }
         gcudai_put_one(&p->y, (char *) p->y.data, n_rows > 0 ? sum / (double) n_rows : 0.0);
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+        const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_ROW_PART, i1 = GCUDAI_MIN(i0 + GCUDAI_ROW_PART, n);
         if (t->phase == 0) {
-            parts[item].max = gcudai_max_span(&p->logits, gcudai_row(&p->logits, row), i0, i1);
+            parts[item].max = gcudai_max_part(&p->logits, gcudai_row(&p->logits, row), i0, i1);
         }
         if (t->phase == 1 || n_parts == 1) {
             gcudai_entropy_sums(p, row, i0, i1, gcudai_entropy_max(parts + row * n_parts, n_parts), &parts[item]);
@@ -17373,7 +17478,7 @@ static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tens
     return gcudai_want_like(y, y->src[1]);
 }
 
-static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_span * s,
+static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_row_part * s,
     float max, double exp_sum) {
     const double n_rows = (double) (p->y.ne[1] * p->y.ne[2] * p->y.ne[3]);
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
@@ -17391,12 +17496,12 @@ static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p,
     }
 }
 
-static void gcudai_cross_entropy_back_span(const union gcuda_args * args, const struct gcudai_span * s, int phase) {
+static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const char * row = gcudai_row(&p->logits, s->row);
     float buf[GCUDAI_PIECE];
     if (phase == 0) {
-        gcudai_slot_set(s, 0, gcudai_max_span(&p->logits, row, s->i0, s->i1));
+        gcudai_slot_set(s, 0, gcudai_max_part(&p->logits, row, s->i0, s->i1));
         return;
     }
     const float max = (float) gcudai_slot_max(s, 0);
@@ -17414,7 +17519,7 @@ static void gcudai_cross_entropy_back_span(const union gcuda_args * args, const 
 }
 
 static void gcudai_cross_entropy_loss_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_spans_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_SPAN, 3, gcudai_cross_entropy_back_span);
+    gcudai_row_parts_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_ROW_PART, 3, gcudai_cross_entropy_back_part);
 }
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
@@ -17501,9 +17606,9 @@ static void gcudai_opt_step_sgd_cpu(const union gcuda_args * args, const struct 
     }
 }
 
-// ---------------- end of ops-b ----------------
-
-// ---------------- mulmat: matrix products ----------------
+// =====================================================================================================
+// >>impl-ops-mul-mat   matrix products
+// =====================================================================================================
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -17577,7 +17682,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcuda_args 
     args->mul_mat.b = gcudai_array(y->src[1]);
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
-    args->mul_mat.is_rounded = false;
+    args->mul_mat.is_prequantized = false;
     args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
 }
 
@@ -17896,7 +18001,7 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
     const int64_t n_experts = p->as.ne[2];
     double spent = 0.0;
     memset(starts, 0, ((size_t) n_experts + 1) * sizeof(int64_t));
-    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_poll_abort(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) {
             ++starts[id + 1];
@@ -17914,7 +18019,7 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
         starts[e + 1] += starts[e];
     }
     tile->n = 0;
-    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_poll_abort(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) { order[starts[id]++] = s; }
     }
@@ -18035,7 +18140,7 @@ static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const 
     for (int64_t k = 0; k < p->b.ne[1]; k += GCUDAI_GEMM_MAX_K) {
         const int64_t n = GCUDAI_MIN(p->b.ne[1] - k, GCUDAI_GEMM_MAX_K);
         gcudai_pack_quad(p->b.type, x + (size_t) k * p->b.nb[1], p->b.nb[1], p->b.nb[0], plan->n - j, n, out + 4 * k);
-        if (gcudai_stops(t, &spent, 20.0 * (double) n)) { return; }
+        if (gcudai_poll_abort(t, &spent, 20.0 * (double) n)) { return; }
     }
 }
 
@@ -18073,79 +18178,9 @@ static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcud
     }
 }
 
-// ---------------- end of mulmat ----------------
-
-// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
-
-// One element of F32, F16 or BF16.
-static float gcudai_float_at(enum gcuda_type type, const char * p) {
-    float f;
-    gcuda_fp16_t h;
-    gcuda_bf16_t b;
-    if (type == GCUDA_TYPE_F32) {
-        memcpy(&f, p, sizeof(f));
-        return f;
-    }
-    if (type == GCUDA_TYPE_F16) {
-        memcpy(&h, p, sizeof(h));
-        return gcuda_fp16_to_fp32(h);
-    }
-    memcpy(&b, p, sizeof(b));
-    return gcuda_bf16_to_fp32(b);
-}
-
-// Element [i0, i1, i2, i3].
-static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-    return gcudai_float_at(a->type, gcudai_at(a, i1, i2, i3) + (size_t) i0 * a->nb[0]);
-}
-
-// n adjacent elements as floats: where they are if they are F32, else in buf.
-static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
-    if (type == GCUDA_TYPE_F32) {
-        return (const float *) (const void *) p;
-    }
-    gcudai_to_float(type)(p, buf, n);
-    return buf;
-}
-
-// a * b * c * d, or -1, which no shape accepts, when that is too large.
-static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
-    int64_t n = 0;
-    return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
-}
-
-// Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
-struct gcudai_stretch {
-    int64_t i0, n, i1, i2, i3;
-};
-
-#define GCUDAI_STRETCH_COST 1e6
-
-static int64_t gcudai_stretch_len(double element_cost) {
-    const double n = GCUDAI_STRETCH_COST / element_cost;
-    return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
-}
-
-static void gcudai_stretch_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
-    const int64_t len = gcudai_stretch_len(element_cost);
-    w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
-    w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
-}
-
-static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double element_cost, int64_t item) {
-    const int64_t len = gcudai_stretch_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
-    struct gcudai_stretch p;
-    p.i0 = item % per_row * len;
-    p.n = GCUDAI_MIN(len, ne[0] - p.i0);
-    p.i1 = row % ne[1];
-    p.i2 = row / ne[1] % ne[2];
-    p.i3 = row / ne[1] / ne[2];
-    return p;
-}
-
-static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcudai_stretch * p, const float * values) {
-    gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
-}
+// =====================================================================================================
+// >>impl-ops-attention   attention in one pass and its gradients
+// =====================================================================================================
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
@@ -18194,8 +18229,6 @@ gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t 
     if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
     return st;
 }
-
-static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const struct gcuda_tensor * q = y->src[0];
@@ -18972,7 +19005,9 @@ static void gcudai_flash_attn_ext_back_cpu(const union gcuda_args * args, const 
     }
 }
 
-// ---- convolutions ----
+// =====================================================================================================
+// >>impl-ops-conv   convolution, pooling, resampling
+// =====================================================================================================
 
 // Extent of a convolution's result along one axis; 0 when the parameters allow none.
 static int64_t gcudai_conv_extent(int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
@@ -19129,7 +19164,7 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
 #define GCUDAI_IM2COL_COST 4.0
 
 static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
+    gcudai_row_segment_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
 }
 
 static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -19138,12 +19173,12 @@ static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai
         { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3);
         patch.origin[0] = c.i1 * p->s0 - p->p0;
         patch.origin[1] = c.i2 * p->s1 - p->p1;
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -19193,11 +19228,11 @@ static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) {
 static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
-    gcudai_stretch_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
+    gcudai_row_segment_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
 }
 
 // One kernel element's share: image element x was copied by output place (x + p - k * d) / s, if that is one.
-static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 + p->p1 - kh * p->d1;
     if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
@@ -19218,15 +19253,15 @@ static void gcudai_im2col_back_cpu(const union gcuda_args * args, const struct g
     float sum[GCUDAI_PIECE];
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_im2col_back_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_im2col_back_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                 gcudai_im2col_back_tap(p, &c, kw, kh, sum);
-                if (gcudai_stops(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
+                if (gcudai_poll_abort(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
             }
         }
-        gcudai_stretch_store(&p->y, &c, sum);
+        gcudai_row_segment_store(&p->y, &c, sum);
     }
 }
 
@@ -19296,13 +19331,13 @@ static void gcudai_im2col_3d_cpu(const union gcuda_args * args, const struct gcu
         { p->d[0], p->d[1], p->d[2] } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3 / od * p->channels);
         patch.origin[0] = c.i1 * p->s[0] - p->p[0];
         patch.origin[1] = c.i2 * p->s[1] - p->p[1];
         patch.origin[2] = c.i3 % od * p->s[2] - p->p[2];
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -19450,7 +19485,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
             const float * w = gcudai_conv_weights(p, is_packed, oc0 + oc, tap, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
-        if (gcudai_stops(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
+        if (gcudai_poll_abort(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
     }
     for (int64_t oc = 0; oc < n_oc; ++oc) {
         const size_t size = gcuda_type_size(p->y.type); // nb[0] is free when rows have one element
@@ -19624,12 +19659,12 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
     struct gcuda_array rows;
     gcudai_conv_args(y, &args);
     (void) gcudai_conv_2d_dw_order(&args.conv, &rows);
-    gcudai_stretch_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
+    gcudai_row_segment_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
 }
 
 // Adds kernel element (kw, kh) times image to a piece of a row of pixels. Skips pixels outside the image: 0 times an infinite weight
 // would be NaN.
-static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
     float x[GCUDAI_PIECE];
@@ -19646,7 +19681,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
 }
 
 // Adds one kernel element's products for a piece of the channels of one pixel.
-static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_row_segment * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
@@ -19668,7 +19703,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gc
     float sum[GCUDAI_PIECE];
     double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
@@ -19677,10 +19712,10 @@ static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gc
                 } else {
                     gcudai_conv_2d_dw_pixels(p, &c, kw, kh, sum);
                 }
-                if (gcudai_stops(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
+                if (gcudai_poll_abort(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
             }
         }
-        gcudai_stretch_store(&y, &c, sum);
+        gcudai_row_segment_store(&y, &c, sum);
     }
 }
 
@@ -19759,7 +19794,7 @@ static double gcudai_conv_transpose_cost(const struct gcuda_conv_transpose_args 
 static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
-    gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
+    gcudai_row_segment_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
 // Sums of a segment, ordered by index modulo the stride: those that one kernel element contributes to are adjacent.
@@ -19769,7 +19804,7 @@ struct gcudai_phases {
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
-static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c,
+static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_row_segment * c,
     int64_t kw, int64_t kh, int64_t ic, int64_t n,
     struct gcudai_phases * f, gcudai_lane_add4_fn add4) {
     const int64_t s = p->stride, from = c->i0 - kw, last = from + c->n - 1; // of w * stride
@@ -19805,7 +19840,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
     double spent = 0.0;
     f.stride = p->stride;
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
         f.len = (c.n + f.stride - 1) / f.stride;
         memset(f.sum, 0, sizeof(f.sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1] && kh <= c.i1; ++kh) {
@@ -19815,14 +19850,14 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
             for (int64_t ic = 0; ic < p->x.ne[2]; ic += 4) {
                 for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                     gcudai_conv_transpose_tap(p, &c, kw, kh, ic, GCUDAI_MIN(4, p->x.ne[2] - ic), &f, add4);
-                    if (gcudai_stops(t, &spent, 60.0 + (double) c.n)) { return; }
+                    if (gcudai_poll_abort(t, &spent, 60.0 + (double) c.n)) { return; }
                 }
             }
         }
         for (int64_t j = 0; j < c.n; ++j) {
             out[j] = f.sum[j % f.stride * f.len + j / f.stride];
         }
-        gcudai_stretch_store(&p->y, &c, out);
+        gcudai_row_segment_store(&p->y, &c, out);
     }
 }
 
@@ -19955,7 +19990,7 @@ static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
 static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
+    gcudai_row_segment_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
 // The part of a window inside the image.
@@ -20007,14 +20042,14 @@ static void gcudai_pool_1d_cpu(const union gcuda_args * args, const struct gcuda
     const struct gcuda_pool_args * p = &args->pool;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_pool_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
             int64_t at = 0;
             const bool is_max = p->op == GCUDA_OP_POOL_MAX;
             buf[i] = is_max ? gcudai_pool_max(p, &w, &at) : gcudai_pool_mean(p, &w);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20072,9 +20107,9 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     gcudai_pool_args(y, &args);
     const struct gcuda_pool_args * p = &args.pool;
     w->n_phases = 2;
-    gcudai_stretch_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
+    gcudai_row_segment_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
     if (p->op == GCUDA_OP_POOL_MAX) {
-        gcudai_stretch_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
+        gcudai_row_segment_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
         if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
             w->shared_bytes = SIZE_MAX;
         }
@@ -20088,7 +20123,7 @@ static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const str
 
 static void gcudai_pool_find_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->dy.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->dy.ne, gcudai_pool_cost(p), item);
         int64_t * to = gcudai_pool_winners(p, t, c.i1, c.i2, c.i3) + c.i0;
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
@@ -20105,7 +20140,7 @@ static void gcudai_pool_over(int64_t x, int32_t k, int32_t s, int32_t p, int64_t
 }
 
 static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x,
-    const struct gcudai_stretch * c) {
+    const struct gcudai_row_segment * c) {
     int64_t ox0, ox1, oy0, oy1;
     double sum = 0.0;
     gcudai_pool_over(x, p->k0, p->s0, p->p0, p->dy.ne[0], &ox0, &ox1);
@@ -20130,11 +20165,11 @@ static void gcudai_pool_2d_back_cpu(const union gcuda_args * args, const struct 
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20292,7 +20327,7 @@ static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const stru
             sum += w * (double) gcudai_float_at(p->x.type, row + (size_t) i * p->x.nb[0]);
             weight += w;
         }
-        if (gcudai_stops(t, &spent, 4.0 * (double) x->n)) { return 0.0f; }
+        if (gcudai_poll_abort(t, &spent, 4.0 * (double) x->n)) { return 0.0f; }
     }
     return weight > 0.0 ? (float) (sum / weight) : 0.0f;
 }
@@ -20313,7 +20348,7 @@ static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_wor
     union gcuda_args args;
     gcudai_upscale_args(y, &args);
     w->n_phases = 2;
-    gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
+    gcudai_row_segment_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
     if (args.upscale.mode != GCUDA_SCALE_MODE_NEAREST) {
         w->n_items[0] = y->ne[0];
         w->item_cost[0] = 40.0;
@@ -20350,7 +20385,7 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
             x[item] = gcudai_upscale_taps(p, item, f[0], p->x.ne[0]);
             continue;
         }
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_upscale_cost(p), item);
         const struct gcudai_taps y = gcudai_upscale_taps(p, c.i1, f[1], p->x.ne[1]);
         const int64_t i2 = gcudai_upscale_nearest(c.i2, f[2], p->x.ne[2]);
         const int64_t i3 = gcudai_upscale_nearest(c.i3, f[3], p->x.ne[3]);
@@ -20359,9 +20394,13 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
         } else {
             gcudai_upscale_row(p, x + c.i0, c.n, &y, gcudai_at(&p->x, 0, i2, i3), t, buf);
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
+
+// =====================================================================================================
+// >>impl-ops-recurrent   recurrences: state spaces, linear attention, triangular systems
+// =====================================================================================================
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c) {
@@ -20409,7 +20448,7 @@ static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcuda_args
 static double gcudai_ssm_conv_cost(int64_t k) { return 4.0 + 2.0 * (double) k; }
 
 static void gcudai_ssm_conv_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    gcudai_stretch_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
+    gcudai_row_segment_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
 }
 
 static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -20418,7 +20457,7 @@ static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcud
     const bool is_f32 = p->x.type == GCUDA_TYPE_F32 && p->c.type == GCUDA_TYPE_F32;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
+        const struct gcudai_row_segment c = gcudai_row_segment_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const char * x = gcudai_at(&p->x, c.i0 + i, c.i2, 0) + (size_t) c.i1 * p->x.nb[0];
             const char * w = gcudai_at(&p->c, c.i0 + i, 0, 0);
@@ -20432,7 +20471,7 @@ static void gcudai_ssm_conv_cpu(const union gcuda_args * args, const struct gcud
             }
             buf[i] = sum;
         }
-        gcudai_stretch_store(&p->y, &c, buf);
+        gcudai_row_segment_store(&p->y, &c, buf);
     }
 }
 
@@ -20574,7 +20613,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
             local[i] = expf(delta * gcudai_float_at(p->a.type, a + (size_t) i * p->a.nb[0]));
         }
         y[token * p->x.ne[1] * p->x.ne[0]] = gcudai_ssm_step(st, local, is_one, b, c, xd, n);
-        if (gcudai_stops(t, &spent, 60.0 + (is_one ? 2.0 : 20.0) * (double) n)) { return; }
+        if (gcudai_poll_abort(t, &spent, 60.0 + (is_one ? 2.0 : 20.0) * (double) n)) { return; }
     }
 }
 
@@ -20738,7 +20777,7 @@ static void gcudai_rwkv_wkv6_cpu(const union gcuda_args * args, const struct gcu
                 }
             }
             memcpy(c.y + token * c.n_heads * c.size, sum, (size_t) c.n * sizeof(float));
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20800,7 +20839,7 @@ static void gcudai_gated_linear_attn_cpu(const union gcuda_args * args, const st
             for (int64_t j = 0; j < c.n; ++j) {
                 c.y[token * c.n_heads * c.size + j] = p->scale * sum[j];
             }
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20870,7 +20909,7 @@ static void gcudai_rwkv_wkv7_cpu(const union gcuda_args * args, const struct gcu
                 c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i],
                     dot(a, row, c.size), c.size);
             }
-            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
+            if (gcudai_poll_abort(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -20952,7 +20991,7 @@ static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t
         for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) {
             x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0;
         }
-        if (gcudai_stops(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
+        if (gcudai_poll_abort(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
     }
 }
 
@@ -20962,7 +21001,9 @@ static void gcudai_solve_tri_cpu(const union gcuda_args * args, const struct gcu
     }
 }
 
-// ---------------- end of ops-c ----------------
+// =====================================================================================================
+// >>impl-registry   names and kinds of operations
+// =====================================================================================================
 
 // ---- the rows: the table made from GCUDA_OPS ----
 
@@ -20980,9 +21021,12 @@ static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op) {
     return (int) op >= 0 && (int) op < GCUDA_OP_COUNT ? &gcudai_ops[op] : NULL;
 }
 
-// =====================================================================================================
-// >>impl-registry   names and kinds of operations
-// =====================================================================================================
+// Name of the sub-operation of a UNARY or GLU node, NULL for others.
+static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
+    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y))
+           : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y))
+                                   : NULL;
+}
 
 const char * gcuda_op_name(enum gcuda_op op) {
     const struct gcudai_op_info * info = gcudai_op_row(op);
@@ -22374,13 +22418,13 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
 struct gcudai_free_block {
     size_t offset, size;
 };
-struct gcudai_dyn {
+struct gcudai_free_list {
     struct gcudai_free_block * blocks; // sorted by offset; the last one is the open end
     size_t n, cap;
     size_t alignment, max_size;
 };
 
-static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
+static gcuda_status gcudai_free_list_reset(struct gcudai_free_list * d, size_t alignment) {
     d->n = 0;
     GCUDAI_TRY(gcudai_array_reserve(&d->blocks, &d->cap, 1, sizeof(*d->blocks)));
     d->n = 1;
@@ -22391,14 +22435,14 @@ static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_dyn_remove(struct gcudai_dyn * d, size_t i) {
+static void gcudai_free_list_remove(struct gcudai_free_list * d, size_t i) {
     GCUDA_ASSERT(i < d->n && d->n > 1); // the open end is always there
     memmove(&d->blocks[i], &d->blocks[i + 1], (d->n - i - 1) * sizeof(*d->blocks));
     d->n--;
 }
 
 // The open end comes last, which keeps the total small; of equal blocks the later one.
-static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t * offset) {
+static gcuda_status gcudai_free_list_alloc(struct gcudai_free_list * d, size_t size, size_t * offset) {
     size_t best = d->n - 1;
     size = gcudai_pad(size, d->alignment);
     *offset = 0;
@@ -22419,13 +22463,13 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
     b->offset += size;
     b->size -= size;
     if (b->size == 0 && best + 1 < d->n) {
-        gcudai_dyn_remove(d, best);
+        gcudai_free_list_remove(d, best);
     }
     d->max_size = GCUDAI_MAX(d->max_size, *offset + size);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t size) {
+static gcuda_status gcudai_free_list_free(struct gcudai_free_list * d, size_t offset, size_t size) {
     size_t i = 0;
     size = gcudai_pad(size, d->alignment);
     if (size == 0) {
@@ -22441,7 +22485,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
     if (joins_before) {
         d->blocks[i - 1].size += size + (joins_after ? d->blocks[i].size : 0);
         if (joins_after) {
-            gcudai_dyn_remove(d, i);
+            gcudai_free_list_remove(d, i);
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22461,7 +22505,7 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
 // ---- graph allocator ----
 
 // Life of a tensor while the graph is measured.
-struct gcudai_life {
+struct gcudai_lifetime {
     int n_children; // sources still to come that name it
     int n_views;    // views of it that may still be read
     int buffer_id;
@@ -22474,7 +22518,7 @@ struct gcudai_life {
     int node_at, dies_at; // indices of nodes. node_at -1: listed more than once, so its position is ambiguous
 };
 
-struct gcudai_held { // memory of a branch, not yet for others
+struct gcudai_deferred_free { // memory of a branch, not yet for others
     int buffer_id;
     size_t offset, size;
 };
@@ -22493,9 +22537,9 @@ struct gcuda_gallocr {
     gcuda_backend_buffer_type_t * bufts;
     int * owner; // first entry with the same type: it holds the buffer
     gcuda_backend_buffer_t * buffers;
-    struct gcudai_dyn * dyns;
+    struct gcudai_free_list * dyns;
     struct gcudai_tensor_map map;
-    struct gcudai_life * lives; // by index in map
+    struct gcudai_lifetime * lives; // by index in map
     size_t n_lives;
     struct gcudai_node_places * nodes; // the plan
     struct gcudai_place * leafs;
@@ -22504,7 +22548,7 @@ struct gcuda_gallocr {
     uint64_t structure; // of the planned graph
     bool has_plan;
     bool keeps_branches; // see gcuda_gallocr_set_concurrent
-    struct gcudai_held * held;
+    struct gcudai_deferred_free * held;
     size_t n_held, cap_held;
     int region, region_nodes, n_live; // n_live: of the region's results, those still to be read
     bool checks, is_watching; // see gcuda_gallocr_set_check; is_watching: the lives belong to the placed graph
@@ -22616,7 +22660,7 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
     g->bufts = (gcuda_backend_buffer_type_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->bufts));
     g->owner = (int *) gcudai_calloc((size_t) n_bufs, sizeof(*g->owner));
     g->buffers = (gcuda_backend_buffer_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->buffers));
-    g->dyns = (struct gcudai_dyn *) gcudai_calloc((size_t) n_bufs, sizeof(*g->dyns));
+    g->dyns = (struct gcudai_free_list *) gcudai_calloc((size_t) n_bufs, sizeof(*g->dyns));
     bool is_ok = g->bufts != NULL && g->owner != NULL && g->buffers != NULL && g->dyns != NULL;
     for (int i = 0; i < n_bufs && is_ok; ++i) {
         g->bufts[i] = bufts[i];
@@ -22654,7 +22698,7 @@ void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent) {
 
 gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft) { return gcuda_gallocr_new_n(&buft, 1); }
 
-static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+static struct gcudai_lifetime * gcudai_lifetime_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     return &g->lives[gcudai_map_get(&g->map, t)];
 }
 
@@ -22708,7 +22752,7 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_tensor_map * map, c
     return h;
 }
 
-static bool gcudai_is_ours(const struct gcuda_tensor * t) {
+static bool gcudai_needs_memory(const struct gcuda_tensor * t) {
     return t->data == NULL && t->buffer == NULL && t->view_src == NULL;
 }
 
@@ -22727,7 +22771,7 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
         if (p == NULL || p->view_src != NULL || (p->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcudai_same_layout(t, p)) {
             continue;
         }
-        const struct gcudai_life * life = gcudai_life_of(g, p);
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, p);
         if (life->is_allocated && life->n_children == 1 && life->n_views == 0 &&
             g->owner[life->buffer_id] == g->owner[buffer_id]) {
             return p;
@@ -22736,19 +22780,19 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
     return NULL;
 }
 
-static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
-    struct gcudai_life * life = gcudai_life_of(g, t);
-    if (!gcudai_is_ours(t) || life->is_allocated) {
+static gcuda_status gcudai_gallocr_acquire(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
+    if (!gcudai_needs_memory(t) || life->is_allocated) {
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcuda_tensor * p = gcudai_reusable(g, t, buffer_id);
     if (p != NULL) {
-        struct gcudai_life * parent = gcudai_life_of(g, p);
+        struct gcudai_lifetime * parent = gcudai_lifetime_of(g, p);
         life->offset = parent->offset;
         parent->is_allocated = false;
     } else {
         GCUDAI_TRY(
-            gcudai_dyn_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
+            gcudai_free_list_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
     }
     life->buffer_id = buffer_id;
     life->is_allocated = true;
@@ -22756,7 +22800,7 @@ static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_te
 }
 
 static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
-    struct gcudai_life * life = gcudai_life_of(g, t);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
     if (!life->is_allocated || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22766,8 +22810,8 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         life->dies_at = g->at;
         return GCUDA_STATUS_SUCCESS;
     }
-    const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
-    if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
+    const struct gcudai_deferred_free held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
+    if (!g->keeps_branches) { return gcudai_free_list_free(&g->dyns[held.buffer_id], held.offset, held.size); }
     GCUDAI_TRY(gcudai_array_reserve(&g->held, &g->cap_held, g->n_held + 1, sizeof(*g->held)));
     g->held[g->n_held++] = held;
     return GCUDA_STATUS_SUCCESS;
@@ -22776,21 +22820,21 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
 // The tensor whose lifetime a read of src extends. A view that is no node (gcuda_view_tensor, or not listed in the graph) has no
 // separate lifetime: reading it reads its owner.
 static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
-    const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_life_of(g, src)->is_node;
+    const bool is_node_view = src->view_src != NULL && src->op != GCUDA_OP_NONE && gcudai_lifetime_of(g, src)->is_node;
     return src->view_src == NULL || is_node_view ? src : src->view_src;
 }
 
 // The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
 static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
-    struct gcudai_life * life = gcudai_life_of(g, read);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, read);
     if (--life->n_children > 0 || life->n_views > 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     if (read->view_src == NULL) {
         return gcudai_gallocr_drop(g, read);
     }
-    struct gcudai_life * owner = gcudai_life_of(g, src->view_src);
+    struct gcudai_lifetime * owner = gcudai_lifetime_of(g, src->view_src);
     if (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -22798,20 +22842,20 @@ static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda
     return owner->n_views == 0 && owner->n_children == 0 ? gcudai_gallocr_drop(g, src->view_src) : GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_gallocr_is_live(const struct gcudai_life * life) { return life->n_children > 0 || life->n_views > 0; }
+static bool gcudai_gallocr_is_live(const struct gcudai_lifetime * life) { return life->n_children > 0 || life->n_views > 0; }
 
 // Behind a node that alone of all since the last such node is still to be read, or the 64th, what was freed in between is free.
 static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     enum { REGION = 64 };
     if (!g->keeps_branches) { return GCUDA_STATUS_SUCCESS; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcudai_life * life = t->src[k] != NULL ? gcudai_life_of(g, t->src[k]->view_src ? t->src[k]->view_src : t->src[k]) : NULL;
+        struct gcudai_lifetime * life = t->src[k] != NULL ? gcudai_lifetime_of(g, t->src[k]->view_src ? t->src[k]->view_src : t->src[k]) : NULL;
         if (life != NULL && life->live_in == g->region && !gcudai_gallocr_is_live(life)) {
             life->live_in = 0;
             g->n_live--;
         }
     }
-    struct gcudai_life * own = gcudai_life_of(g, t->view_src ? t->view_src : t);
+    struct gcudai_lifetime * own = gcudai_lifetime_of(g, t->view_src ? t->view_src : t);
     if (gcudai_is_noop(t)) { return GCUDA_STATUS_SUCCESS; }
     if (gcudai_gallocr_is_live(own) && own->live_in != g->region) {
         own->live_in = g->region;
@@ -22823,8 +22867,8 @@ static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcud
     g->n_live = 1;
     g->region_nodes = 1;
     while (g->n_held > 0) {
-        const struct gcudai_held * h = &g->held[--g->n_held];
-        GCUDAI_TRY(gcudai_dyn_free(&g->dyns[h->buffer_id], h->offset, h->size));
+        const struct gcudai_deferred_free * h = &g->held[--g->n_held];
+        GCUDAI_TRY(gcudai_free_list_free(&g->dyns[h->buffer_id], h->offset, h->size));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22834,18 +22878,18 @@ static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
 // Marks listed tensors as leafs or nodes. A tensor listed twice has one address and keeps it to the end.
 static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
     for (int i = 0; i < graph->n_leafs; ++i) {
-        struct gcudai_life * life = gcudai_life_of(g, graph->leafs[i]);
+        struct gcudai_lifetime * life = gcudai_lifetime_of(g, graph->leafs[i]);
         life->n_children += life->is_listed;
         life->is_listed = true;
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        struct gcudai_life * life = gcudai_life_of(g, t);
+        struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
         if (life->is_listed) {
             life->n_children++;
             life->is_again = true;
         } else if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
-            gcudai_life_of(g, t->view_src)->n_views++;
+            gcudai_lifetime_of(g, t->view_src)->n_views++;
         }
         life->is_listed = life->is_node = true;
     }
@@ -22853,10 +22897,10 @@ static void gcudai_gallocr_mark(gcuda_gallocr_t g, const struct gcuda_cgraph * g
 
 static void gcudai_gallocr_count_read(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
-    struct gcudai_life * life = gcudai_life_of(g, read);
+    struct gcudai_lifetime * life = gcudai_lifetime_of(g, read);
     life->n_children++;
     life->n_views += read != src && (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0; // never released
-    gcudai_life_of(g, src)->is_read = true;
+    gcudai_lifetime_of(g, src)->is_read = true;
 }
 
 static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids) {
@@ -22865,21 +22909,21 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
         if (t->flags & GCUDA_TENSOR_FLAG_INPUT) {
-            GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+            GCUDAI_TRY(gcudai_gallocr_acquire(g, t, id));
         }
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 gcudai_gallocr_count_read(g, t->src[k]);
                 if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) {
-                    GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+                    GCUDAI_TRY(gcudai_gallocr_acquire(g, t->src[k], id));
                 }
             }
         }
     }
     for (int i = 0; i < graph->n_leafs; ++i) { // a view that is a result itself keeps its owner
         const struct gcuda_tensor * t = graph->leafs[i];
-        if (t->view_src != NULL && (!gcudai_life_of(g, t)->is_read || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT))) {
-            gcudai_life_of(g, t->view_src)->n_views++;
+        if (t->view_src != NULL && (!gcudai_lifetime_of(g, t)->is_read || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT))) {
+            gcudai_lifetime_of(g, t->view_src)->n_views++;
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22895,8 +22939,8 @@ static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, con
 static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
         const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
-        const struct gcudai_life * life = gcudai_life_of(g, owner);
+        if (owner == NULL || !gcudai_needs_memory(owner) || gcuda_is_empty(owner)) { continue; }
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, owner);
         if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
             return gcudai_fail_uncomputed(t, owner);
         }
@@ -22924,7 +22968,7 @@ static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph
         for (int k = 0; k <= GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * u = k < GCUDA_MAX_SRC ? t->src[k] : t;
             const struct gcuda_tensor * owner = u != NULL && u->view_src != NULL ? u->view_src : u;
-            if (owner != NULL && gcudai_is_ours(owner)) { GCUDAI_TRY(gcudai_check_leaf(graph, owner)); }
+            if (owner != NULL && gcudai_needs_memory(owner)) { GCUDAI_TRY(gcudai_check_leaf(graph, owner)); }
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22932,8 +22976,8 @@ static gcuda_status gcudai_gallocr_check_leafs(const struct gcuda_cgraph * graph
 
 static struct gcudai_place gcudai_gallocr_place(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     struct gcudai_place p = { -1, 0, 0 };
-    if (t != NULL && gcudai_is_ours(t)) {
-        const struct gcudai_life * life = gcudai_life_of(g, t);
+    if (t != NULL && gcudai_needs_memory(t)) {
+        const struct gcudai_lifetime * life = gcudai_lifetime_of(g, t);
         p.buffer_id = life->buffer_id;
         p.offset = life->offset;
         p.size = gcudai_gallocr_size(g, t, life->buffer_id);
@@ -22946,15 +22990,15 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
         g->at = i;
-        gcudai_life_of(g, t)->node_at = gcudai_life_of(g, t)->is_again ? -1 : i;
+        gcudai_lifetime_of(g, t)->node_at = gcudai_lifetime_of(g, t)->is_again ? -1 : i;
         GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
-                GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+                GCUDAI_TRY(gcudai_gallocr_acquire(g, t->src[k], id));
             }
         }
-        GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
-        gcudai_life_of(g, t)->is_computed = true;
+        GCUDAI_TRY(gcudai_gallocr_acquire(g, t, id));
+        gcudai_lifetime_of(g, t)->is_computed = true;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
@@ -22993,10 +23037,10 @@ static gcuda_status gcudai_gallocr_plan(
     GCUDAI_TRY(gcudai_array_zeroed(&g->nodes, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
     GCUDAI_TRY(gcudai_array_zeroed(&g->leafs, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
     for (int i = 0; i < g->n_bufs; ++i) {
-        GCUDAI_TRY(gcudai_dyn_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
+        GCUDAI_TRY(gcudai_free_list_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
     }
     for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_gallocr_take(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
+        GCUDAI_TRY(gcudai_gallocr_acquire(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
     }
     GCUDAI_TRY(gcudai_gallocr_count(g, graph, node_ids));
     GCUDAI_TRY(gcudai_gallocr_walk(g, graph, node_ids));
@@ -23056,7 +23100,7 @@ gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph *
 }
 
 static bool gcudai_gallocr_fits(gcuda_gallocr_t g, const struct gcuda_tensor * t, const struct gcudai_place * p) {
-    return t == NULL || !gcudai_is_ours(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
+    return t == NULL || !gcudai_needs_memory(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
 }
 
 static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, bool * is_ok) {
@@ -23081,13 +23125,13 @@ static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcu
 
 enum { GCUDAI_CHECK_BYTE = 0xff };
 
-static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_life * life) {
+static gcuda_status gcudai_check_fill(struct gcuda_tensor * t, struct gcudai_lifetime * life) {
     life->is_filled = true;
     return gcuda_is_empty(t) ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_memset(t, GCUDAI_CHECK_BYTE, 0, gcuda_nbytes(t));
 }
 
 // Lifetime of the tensor's owner if a checking allocator placed it with its latest graph; else NULL.
-static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
+static struct gcudai_lifetime * gcudai_check_lifetime(const struct gcuda_tensor * t) {
     const struct gcuda_tensor * owner = t->view_src != NULL ? t->view_src : t;
     gcuda_gallocr_t g = owner->buffer != NULL ? owner->buffer->checker : NULL;
     const size_t i = g != NULL && g->is_watching ? gcudai_map_get(&g->map, owner) : GCUDAI_NONE;
@@ -23102,13 +23146,13 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
         const bool is_owner_placed = t->view_src->buffer != NULL || t->view_src->data != NULL;
         return t->buffer == NULL && is_owner_placed ? gcuda_backend_view_init(t) : GCUDA_STATUS_SUCCESS;
     }
-    if (!gcudai_is_ours(t)) {
+    if (!gcudai_needs_memory(t)) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     GCUDAI_TRY(gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL));
-    return g->checks ? gcudai_check_fill(t, gcudai_life_of(g, t)) : GCUDA_STATUS_SUCCESS;
+    return g->checks ? gcudai_check_fill(t, gcudai_lifetime_of(g, t)) : GCUDA_STATUS_SUCCESS;
 }
 
 // Gives the tensors of a graph that fits the plan their places.
@@ -23179,7 +23223,7 @@ static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai
     GCUDAI_TRY(gcudai_buffer_list_add(list, buft, size));
     struct gcuda_tallocr talloc = gcuda_tallocr_new(list->items[list->n - 1]);
     for (struct gcuda_tensor * t = first; t != end; t = gcuda_get_next_tensor(ctx, t)) {
-        if (gcudai_is_ours(t)) {
+        if (gcudai_needs_memory(t)) {
             GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, t));
         }
     }
@@ -23192,7 +23236,7 @@ static gcuda_status gcudai_place_context(
     struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
     size_t sum = 0;
     for (struct gcuda_tensor * t = first; t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
-        if (!gcudai_is_ours(t)) {
+        if (!gcudai_needs_memory(t)) {
             continue;
         }
         GCUDAI_TRY(gcudai_check_tensor(t));
@@ -23962,7 +24006,7 @@ static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
 static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
-        const struct gcudai_life * life = src != NULL ? gcudai_check_life(src) : NULL;
+        const struct gcudai_lifetime * life = src != NULL ? gcudai_check_lifetime(src) : NULL;
         bool is_untouched = life != NULL && life->is_filled && !gcudai_check_is_unread(node, k);
         if (is_untouched) { GCUDAI_TRY(gcudai_check_is_untouched(src, &is_untouched)); }
         if (is_untouched) {
@@ -23976,11 +24020,11 @@ static gcuda_status gcudai_check_before(const struct gcuda_tensor * node) {
 
 // After the node has been computed: its result has contents; sources of which it is the last reader are filled.
 static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
-    struct gcudai_life * own = gcudai_check_life(node);
+    struct gcudai_lifetime * own = gcudai_check_lifetime(node);
     if (own != NULL) { own->is_filled = false; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         struct gcuda_tensor * src = node->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
-        struct gcudai_life * life = owner != NULL ? gcudai_check_life(owner) : NULL;
+        struct gcudai_lifetime * life = owner != NULL ? gcudai_check_lifetime(owner) : NULL;
         if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
         const gcuda_gallocr_t g = owner->buffer->checker;
         const size_t at = gcudai_map_get(&g->map, node);
@@ -23991,7 +24035,7 @@ static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
 
 // Fills a tensor whose last reader was a copy between backends.
 static gcuda_status gcudai_check_end(struct gcuda_tensor * t) {
-    struct gcudai_life * life = t->view_src == NULL ? gcudai_check_life(t) : NULL;
+    struct gcudai_lifetime * life = t->view_src == NULL ? gcudai_check_lifetime(t) : NULL;
     return life != NULL && life->is_dead ? gcudai_check_fill(t, life) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -24021,8 +24065,8 @@ static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgr
     bool is_checked = false;
     for (int i = 0; i < graph->n_nodes && !is_checked; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        is_checked = gcudai_check_life(t) != NULL;
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_life(t->src[k]) != NULL); }
+        is_checked = gcudai_check_lifetime(t) != NULL;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { is_checked = is_checked || (t->src[k] != NULL && gcudai_check_lifetime(t->src[k]) != NULL); }
     }
     return is_checked ? gcudai_check_compute(backend, graph) : backend->iface.graph_compute(backend, graph);
 }
@@ -24814,7 +24858,7 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
         for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
             const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
-            if (gcudai_stops(&task, &spent, 40.0 + 3.0 * (double) m)) {
+            if (gcudai_poll_abort(&task, &spent, 40.0 + 3.0 * (double) m)) {
                 return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
             }
             for (int64_t j = 0; j < m; ++j) {
@@ -25374,7 +25418,7 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
     struct gcudai_cublas * parked;        // idle handles
-    uint64_t n_settled;                   // counts the waits for all backends
+    uint64_t n_backend_waits;                   // counts the waits for all backends
     struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: not queried yet
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
@@ -25443,7 +25487,7 @@ static cudaError_t gcudai_cuda_query_failed(void) {
 }
 
 // A failure here is an answer: its error is cleared, so that no later call reports it.
-static bool gcudai_cuda_went_well(cudaError_t err) {
+static bool gcudai_cuda_ok_or_clear(cudaError_t err) {
     if (err != cudaSuccess) {
         (void) cudaGetLastError();
     }
@@ -26243,7 +26287,7 @@ static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, const c
 }
 
 // Device memory, aligned to 256 bytes. The device is current. On failure the piece is without memory.
-static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose,
+static gcuda_status gcudai_cuda_mem_alloc(struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose,
     size_t size, const char * what, struct gcudai_cuda_piece * piece) {
     const struct gcuda_cuda_memory_params params = gcudai_cuda_memory_of(ledger);
     GCUDAI_ZERO(*piece);
@@ -26265,7 +26309,7 @@ static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int dev
 }
 
 // Page-locked host memory that every device can reach. ledger may be NULL: then it is only the process's.
-static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, int device,
+static gcuda_status gcudai_cuda_mem_alloc_pinned(struct gcudai_cuda_ledger * ledger, int device,
     enum gcuda_cuda_purpose purpose, size_t size, const char * what, struct gcudai_cuda_piece * piece) {
     GCUDAI_ZERO(*piece);
     piece->size = size;
@@ -26284,7 +26328,7 @@ static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, 
 }
 
 // Takes pieces without memory too. Whatever uses the memory has to be done.
-static void gcudai_cuda_give(struct gcudai_cuda_piece * piece) {
+static void gcudai_cuda_mem_free(struct gcudai_cuda_piece * piece) {
     if (piece->ptr == NULL) {
         return;
     }
@@ -26625,7 +26669,7 @@ static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t si
 }
 
 // Takes size bytes at the front of hole i, or after the last segment.
-static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
+static gcuda_status gcudai_cuda_range_acquire(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
     GCUDAI_TRY(gcudai_array_reserve(&r->segments, &r->cap_segments, r->n_segments + 1, sizeof(*r->segments)));
     struct gcudai_cuda_segment * s = r->segments + i;
     const size_t at = i < r->n_segments ? s->at : gcudai_cuda_range_end(r);
@@ -26647,7 +26691,7 @@ static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t 
 }
 
 // Frees segment i: it merges with adjacent free ones. A free segment at the end is removed.
-static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
+static void gcudai_cuda_range_release(struct gcudai_cuda_range * r, size_t i) {
     struct gcudai_cuda_segment * s = r->segments;
     s[i].is_used = false;
     size_t first = i, last = i;
@@ -26690,7 +26734,7 @@ static gcuda_status gcudai_cuda_pool_grow_range(
         if (is_new) { gcudai_cuda_range_free(&pool->ranges[--pool->n_ranges]); }
         return st;
     }
-    return gcudai_cuda_range_take(r, r->n_segments, size, ptr);
+    return gcudai_cuda_range_acquire(r, r->n_segments, size, ptr);
 }
 
 // ---- blocks ----
@@ -26710,7 +26754,7 @@ static gcuda_status gcudai_cuda_pool_grow_block(
     struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
     GCUDAI_TRY(gcudai_array_reserve(&pool->blocks, &pool->cap_blocks, pool->n_blocks + 1, sizeof(*pool->blocks)));
     struct gcudai_cuda_block * b = &pool->blocks[pool->n_blocks];
-    GCUDAI_TRY(gcudai_cuda_take(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
+    GCUDAI_TRY(gcudai_cuda_mem_alloc(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
     b->is_used = true;
     pool->n_blocks++;
     pool->reserved += size;
@@ -26728,7 +26772,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 // ---- the pool ----
 
 // Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
-static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
+static void gcudai_cuda_pool_trim_unused(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
     if (pool->n_holds > 0) {
         return;
@@ -26741,7 +26785,7 @@ static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
         }
         pool->reserved -= b->piece.size;
         pool->generation++;
-        gcudai_cuda_give(&b->piece);
+        gcudai_cuda_mem_free(&b->piece);
     }
     pool->n_blocks = n;
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
@@ -26752,7 +26796,7 @@ static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_
     for (size_t i = 0; i < pool->n_ranges; ++i) {
         size_t segment = 0;
         if (gcudai_cuda_range_find(&pool->ranges[i], size, &segment)) {
-            GCUDAI_TRY(gcudai_cuda_range_take(&pool->ranges[i], segment, size, ptr));
+            GCUDAI_TRY(gcudai_cuda_range_acquire(&pool->ranges[i], segment, size, ptr));
             pool->in_use += size;
             return GCUDA_STATUS_SUCCESS;
         }
@@ -26781,7 +26825,7 @@ static gcuda_status gcudai_cuda_pool_grow(
 }
 
 // The device is current. Blocks get 1/16 extra, so that a request that grows a little fits its previous block.
-static gcuda_status gcudai_cuda_pool_take(
+static gcuda_status gcudai_cuda_pool_acquire(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
     const cudaError_t unknown = size == SIZE_MAX ? cudaGetLastError() : cudaSuccess;
@@ -26800,7 +26844,7 @@ static gcuda_status gcudai_cuda_pool_take(
     const bool can_release = pool->n_holds == 0;
     if (can_release && gcudai_cuda_pool_idle_blocks(pool) >= want) { // all too small
         GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-        gcudai_cuda_pool_release(pool);
+        gcudai_cuda_pool_trim_unused(pool);
     }
     const size_t roomy = gcudai_pad(want + want / 16, GCUDAI_CUDA_ALIGN);
     const gcuda_status st = gcudai_cuda_pool_grow(pool, want, roomy, purpose, ptr);
@@ -26808,12 +26852,12 @@ static gcuda_status gcudai_cuda_pool_take(
         return st;
     }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
-    gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
+    gcudai_cuda_pool_trim_unused(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
 }
 
 // Frees a piece, in any order. NULL is allowed.
-static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
+static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool, void * ptr) {
     for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
         if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
             pool->blocks[i].is_used = false;
@@ -26827,7 +26871,7 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
         for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
             if (r->segments[k].at == at && r->segments[k].is_used) {
                 pool->in_use -= r->segments[k].size;
-                gcudai_cuda_range_give(r, k);
+                gcudai_cuda_range_release(r, k);
                 return;
             }
         }
@@ -26896,7 +26940,7 @@ static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
     pool->n_holds = 0;
     for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
     for (size_t i = 0; i < pool->n_ranges; ++i) { pool->ranges[i].n_segments = 0; }
-    gcudai_cuda_pool_release(pool);
+    gcudai_cuda_pool_trim_unused(pool);
     for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_free(&pool->ranges[i]); }
     gcudai_free(pool->ranges);
     gcudai_free(pool->blocks);
@@ -26973,9 +27017,9 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     int max_plans;
     size_t max_bytes;
     uint64_t clock;
-    bool use_graphs, use_fusion, use_lanes, use_overlap;
+    bool use_graphs, use_fusion, use_streams, use_overlap;
     uint64_t n_choices; // paths of products chosen so far: a test counts them
-    cudaEvent_t * events; // between lanes
+    cudaEvent_t * events; // between streams
     size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
@@ -26992,8 +27036,8 @@ enum {
     GCUDAI_CUDA_INDEXERS
 };
 
-// Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
-enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
+// Streams that a plan may use: the backend's own, stream 0, and forked ones, made when a plan first wants them.
+enum { GCUDAI_CUDA_STREAMS = 4, GCUDAI_CUDA_SUBS = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_STREAMS - 1 };
 
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
@@ -27018,16 +27062,16 @@ struct gcudai_cuda {
     bool has_captured;        // some graph has: its scratch stays
     bool captures_indices;    // a captured graph looks up rows: every synchronize reads the flag
     struct gcudai_cuda * next; // backend alive, in the registry
-    uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
+    uint64_t waited_at;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
-    enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
+    enum gcuda_cuda_peer_path peer_paths[GCUDA_CUDA_MAX_DEVICES];
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
-    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // on other devices, then lanes on this one
-    cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
-    bool has_used_sides;      // since the last synchronize
+    struct gcudai_cuda * subs[GCUDAI_CUDA_SUBS]; // sub-backends: on peer devices, then on forked streams of this one
+    cudaStream_t copies[2];   // of one on a peer device, made when first wanted: of operands to there, of results from there
+    bool has_used_peers;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
     struct gcudai_cuda_profile * profile; // NULL: not requested
@@ -27042,19 +27086,19 @@ static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
     return cu->params.peer == GCUDA_CUDA_PEER_ON || (cu->params.peer == GCUDA_CUDA_PEER_AUTO && cu->owns_stream);
 }
 
-static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu);
+static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu);
 
 // When the device is lost, other devices may still be writing to memory that the caller is about to free.
-static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
+static gcuda_status gcudai_cuda_mark_lost(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
         snprintf(cu->why, sizeof(cu->why), "%.*s", (int) sizeof(cu->why) - 1, gcudai_message);
-        gcudai_cuda_sides_settle(cu);
+        gcudai_cuda_subs_wait(cu);
     }
     return st;
 }
 
-static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
+static gcuda_status gcudai_cuda_check_not_lost(const struct gcudai_cuda * cu) {
     return cu->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(cu->lost, "backend %s is lost after an earlier error (%s); free it", cu->device->name, cu->why);
@@ -27088,7 +27132,7 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
         snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
             st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
     }
-    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
+    return gcudai_cuda_mark_lost(cu, gcudai_node_fail(st, node, "%s", before));
 }
 
 // ---- waiting for all backends ----
@@ -27097,7 +27141,7 @@ static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while 
 
 static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
+    return gcudai_cuda_ok_or_clear(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
 }
 
 // Whether the backend's stream is being captured: then nothing may be allocated or waited for.
@@ -27105,20 +27149,20 @@ static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcud
 
 // Records an event after all work of the next backend that has not been asked since mark. False: no backend is left. *event NULL: there
 // is nothing to wait for. The locks keep the backend and its stream alive, and plans from being captured.
-static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
+static bool gcudai_cuda_record_next_backend(uint64_t mark, cudaEvent_t * event) {
     struct gcudai_cuda_scope scope;
     *event = NULL;
     gcudai_mutex_lock(&gcudai_cuda_capture_lock);
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda * cu = gcudai_cuda_found.backends;
-    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
+    while (cu != NULL && cu->waited_at >= mark) { cu = cu->next; }
     if (cu != NULL) {
-        cu->settled = mark;
+        cu->waited_at = mark;
         if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
             if (!gcudai_cuda_is_captured(cu) &&
-                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
-                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
+                !(gcudai_cuda_ok_or_clear(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
+                    gcudai_cuda_ok_or_clear(cudaEventRecord(*event, cu->stream)))) {
+                (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize()); // without an event there is only this
             }
             gcudai_cuda_leave(&scope);
         }
@@ -27129,15 +27173,15 @@ static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
 }
 
 // Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
-static void gcudai_cuda_settle(void) {
+static void gcudai_cuda_wait_all_backends(void) {
     cudaEvent_t event = NULL;
     gcudai_mutex_lock(&gcudai_g.lock);
-    const uint64_t mark = ++gcudai_cuda_found.n_settled;
+    const uint64_t mark = ++gcudai_cuda_found.n_backend_waits;
     gcudai_mutex_unlock(&gcudai_g.lock);
-    while (gcudai_cuda_settle_next(mark, &event)) {
+    while (gcudai_cuda_record_next_backend(mark, &event)) {
         if (event != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(event));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(event));
         }
     }
 }
@@ -27145,7 +27189,7 @@ static void gcudai_cuda_settle(void) {
 // =====================================================================================================
 // >>impl-cuda-peer   copies between devices: direct where a probe succeeds, else through the host
 // =====================================================================================================
-// Routes, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
+// Paths, in order of preference. The first two can fail without an error (an IOMMU that redirects transfers, bridges that drop
 // writes), so they are used only after a test pattern has arrived intact:
 //   DIRECT  the driver's copy with peer access
 //   DRIVER  the driver's copy without, which it stages
@@ -27153,7 +27197,7 @@ static void gcudai_cuda_settle(void) {
 
 // State of an ordered pair, under the registry's lock. Both directions are probed together and both must work.
 struct gcudai_cuda_pair {
-    enum gcuda_cuda_route route;
+    enum gcuda_cuda_peer_path path;
     bool is_busy;     // a thread probes
     bool is_possible; // as the driver says
     bool is_ours;     // access was enabled by the probe
@@ -27176,32 +27220,32 @@ struct gcudai_cuda_probe {
 
 static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
     static const char what[] = "probe of a pair of devices";
-    bool ok = gcudai_cuda_take_pinned(NULL, p->device[0], GCUDA_CUDA_PURPOSE_STAGING, 2 * GCUDAI_CUDA_PROBE_BYTES, what,
+    bool ok = gcudai_cuda_mem_alloc_pinned(NULL, p->device[0], GCUDA_CUDA_PURPOSE_STAGING, 2 * GCUDAI_CUDA_PROBE_BYTES, what,
                   &p->host) == GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < 2 && ok; ++i) {
         const int d = p->device[i];
-        ok = gcudai_cuda_went_well(gcudai_cuda_select(d)) &&
-             gcudai_cuda_take(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
+        ok = gcudai_cuda_ok_or_clear(gcudai_cuda_select(d)) &&
+             gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
                  what, &p->memory[i]) == GCUDA_STATUS_SUCCESS &&
-             gcudai_cuda_went_well(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
+             gcudai_cuda_ok_or_clear(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
     }
     return ok;
 }
 
 static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        (void) gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]));
+        (void) gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[i]));
         if (p->stream[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
-            (void) gcudai_cuda_went_well(cudaStreamDestroy(p->stream[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(p->stream[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(p->stream[i]));
         }
-        gcudai_cuda_give(&p->memory[i]);
+        gcudai_cuda_mem_free(&p->memory[i]);
     }
-    gcudai_cuda_give(&p->host);
+    gcudai_cuda_mem_free(&p->host);
 }
 
 static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cudaError_t err) {
-    return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
+    return gcudai_cuda_ok_or_clear(err) && gcudai_cuda_ok_or_clear(cudaStreamSynchronize(p->stream[i]));
 }
 
 // Copies a fresh pattern from one device to the other, on a stream of either, and compares. Waits for each step.
@@ -27226,7 +27270,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
-        if (!gcudai_cuda_went_well(gcudai_cuda_select(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
+        if (!gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
             if (p->reason[0] == '\0') {
                 snprintf(p->reason, sizeof(p->reason), "a pattern copied %s from CUDA%d to CUDA%d did not come through",
                     how, p->device[from], p->device[1 - from]);
@@ -27253,7 +27297,7 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
 static bool gcudai_cuda_is_linked(int device, int peer) {
     int has_atomics = 0;
     return gcudai_cuda_is_one(device, peer) ||
-           (gcudai_cuda_went_well(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
+           (gcudai_cuda_ok_or_clear(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
                 gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
 }
 
@@ -27263,7 +27307,7 @@ static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
         cudaError_t err = gcudai_cuda_select(p->device[i]);
         err = err == cudaSuccess ? cudaDeviceEnablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i]), 0) : err;
         p->is_ours[i] = err == cudaSuccess;
-        if (!gcudai_cuda_went_well(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
+        if (!gcudai_cuda_ok_or_clear(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
             snprintf(p->reason, sizeof(p->reason), "CUDA%d was not given access to CUDA%d: %s", p->device[i],
                 p->device[1 - i], cudaGetErrorName(err));
             return false;
@@ -27274,18 +27318,18 @@ static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
 
 static void gcudai_cuda_probe_disable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        if (p->is_ours[i] && gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i])));
+        if (p->is_ours[i] && gcudai_cuda_ok_or_clear(gcudai_cuda_select(p->device[i]))) {
+            (void) gcudai_cuda_ok_or_clear(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i])));
         }
         p->is_ours[i] = false;
     }
 }
 
-static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p) {
+static enum gcuda_cuda_peer_path gcudai_cuda_probe_run(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
         int can = 0;
         p->is_possible[i] =
-            gcudai_cuda_went_well(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
+            gcudai_cuda_ok_or_clear(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
         p->is_linked[i] = p->is_possible[i] && gcudai_cuda_is_linked(p->device[i], p->device[1 - i]);
         if (!p->is_possible[i]) {
             snprintf(p->reason, sizeof(p->reason), "the driver offers CUDA%d no access to CUDA%d", p->device[i],
@@ -27294,26 +27338,26 @@ static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p)
     }
     if (!gcudai_cuda_probe_open(p)) {
         snprintf(p->reason, sizeof(p->reason), "the probe had no memory or stream");
-        return GCUDA_CUDA_ROUTE_HOST;
+        return GCUDA_CUDA_PEER_PATH_HOST;
     }
     if (p->is_possible[0] && p->is_possible[1] && gcudai_cuda_probe_enable(p) &&
         gcudai_cuda_probe_all(p, "by peer access")) {
-        return GCUDA_CUDA_ROUTE_DIRECT;
+        return GCUDA_CUDA_PEER_PATH_DIRECT;
     }
     gcudai_cuda_probe_disable(p);
-    return gcudai_cuda_probe_all(p, "by the driver") ? GCUDA_CUDA_ROUTE_DRIVER : GCUDA_CUDA_ROUTE_HOST;
+    return gcudai_cuda_probe_all(p, "by the driver") ? GCUDA_CUDA_PEER_PATH_DRIVER : GCUDA_CUDA_PEER_PATH_HOST;
 }
 
-static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcuda_cuda_route route) {
+static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcuda_cuda_peer_path path) {
     gcudai_mutex_lock(&gcudai_g.lock);
     for (int i = 0; i < 2; ++i) {
         struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[p->device[i]][p->device[1 - i]];
-        pair->route = route;
+        pair->path = path;
         pair->is_busy = false;
         pair->is_possible = p->is_possible[i];
         pair->is_ours = p->is_ours[i];
         pair->is_linked = p->is_linked[i];
-        snprintf(pair->reason, sizeof(pair->reason), "%s", route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p->reason);
+        snprintf(pair->reason, sizeof(pair->reason), "%s", path == GCUDA_CUDA_PEER_PATH_DIRECT ? "" : p->reason);
     }
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
@@ -27321,42 +27365,42 @@ static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcud
 static void gcudai_cuda_probe_pair(int device, int peer) {
     struct gcudai_cuda_probe p;
     struct gcudai_cuda_scope scope;
-    enum gcuda_cuda_route route = GCUDA_CUDA_ROUTE_HOST;
+    enum gcuda_cuda_peer_path path = GCUDA_CUDA_PEER_PATH_HOST;
     GCUDAI_ZERO(p);
     p.device[0] = device;
     p.device[1] = peer;
     if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
-        route = gcudai_cuda_probe_run(&p);
+        path = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
         scope.is_away = true; // another device may be current
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
     }
-    gcudai_cuda_probe_keep(&p, route);
-    const bool is_direct = route == GCUDA_CUDA_ROUTE_DIRECT;
+    gcudai_cuda_probe_keep(&p, path);
+    const bool is_direct = path == GCUDA_CUDA_PEER_PATH_DIRECT;
     gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s", device, peer,
         is_direct && p.is_linked[0]        ? "peer access in use, by NVLink"
         : is_direct                        ? "peer access in use"
-        : route == GCUDA_CUDA_ROUTE_DRIVER ? "copies staged by the driver: "
+        : path == GCUDA_CUDA_PEER_PATH_DRIVER ? "copies staged by the driver: "
                                            : "copies staged in host memory: ",
         is_direct ? "" : p.reason);
 }
 
-// The route between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
+// The path between two devices; probes them if that has not been done. The lock is not held during the probe: freeing memory
 // waits for the device, whose host callbacks may log.
-static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path_find(int from, int to) {
     struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
     for (;;) {
         gcudai_mutex_lock(&gcudai_g.lock);
-        const enum gcuda_cuda_route route = pair->route;
-        const bool is_mine = route == GCUDA_CUDA_ROUTE_UNKNOWN && !pair->is_busy;
+        const enum gcuda_cuda_peer_path path = pair->path;
+        const bool is_mine = path == GCUDA_CUDA_PEER_PATH_UNKNOWN && !pair->is_busy;
         if (is_mine) {
             pair->is_busy = gcudai_cuda_pairs[to][from].is_busy = true;
         }
         gcudai_mutex_unlock(&gcudai_g.lock);
-        if (route != GCUDA_CUDA_ROUTE_UNKNOWN) {
-            return route;
+        if (path != GCUDA_CUDA_PEER_PATH_UNKNOWN) {
+            return path;
         }
         if (is_mine) {
             gcudai_cuda_probe_pair(from, to);
@@ -27366,11 +27410,11 @@ static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
     }
 }
 
-static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path_known(int from, int to) {
     gcudai_mutex_lock(&gcudai_g.lock);
-    const enum gcuda_cuda_route route = gcudai_cuda_pairs[from][to].route;
+    const enum gcuda_cuda_peer_path path = gcudai_cuda_pairs[from][to].path;
     gcudai_mutex_unlock(&gcudai_g.lock);
-    return route;
+    return path;
 }
 
 // The registry's lock is held: nothing here may take it. Restores the caller's context.
@@ -27385,14 +27429,14 @@ static void gcudai_cuda_peers_forget(void) {
         }
         if (before < 0) {
             if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxGetCurrent(&context); }
-            before = gcudai_cuda_went_well(cudaGetDevice(&before)) ? before : 0;
+            before = gcudai_cuda_ok_or_clear(cudaGetDevice(&before)) ? before : 0;
         }
-        if (gcudai_cuda_went_well(gcudai_cuda_select(device))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(peer)));
+        if (gcudai_cuda_ok_or_clear(gcudai_cuda_select(device))) {
+            (void) gcudai_cuda_ok_or_clear(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(peer)));
         }
     }
     if (before >= 0) {
-        (void) gcudai_cuda_went_well(cudaSetDevice(before));
+        (void) gcudai_cuda_ok_or_clear(cudaSetDevice(before));
         if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxSetCurrent(context); }
     }
     GCUDAI_ZERO(gcudai_cuda_pairs);
@@ -27408,7 +27452,7 @@ static gcuda_status gcudai_cuda_want_pair(int device, int peer, const char * wha
 
 gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
     GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_probe_peer"));
-    (void) gcudai_cuda_route_find(device, peer);
+    (void) gcudai_cuda_peer_path_find(device, peer);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -27422,9 +27466,9 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     gcudai_mutex_lock(&gcudai_g.lock);
     const struct gcudai_cuda_pair pair = gcudai_cuda_pairs[device][peer];
     gcudai_mutex_unlock(&gcudai_g.lock);
-    info->route = pair.route;
-    info->is_probed = pair.route != GCUDA_CUDA_ROUTE_UNKNOWN;
-    info->is_in_use = pair.route == GCUDA_CUDA_ROUTE_DIRECT;
+    info->path = pair.path;
+    info->is_probed = pair.path != GCUDA_CUDA_PEER_PATH_UNKNOWN;
+    info->is_in_use = pair.path == GCUDA_CUDA_PEER_PATH_DIRECT;
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
@@ -27496,20 +27540,20 @@ struct gcudai_cuda_stage {
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->filled[i]));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(s->filled[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(s->filled[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(s->filled[i]));
         }
         if (s->emptied[i] != NULL) {
-            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->emptied[i]));
-            (void) gcudai_cuda_went_well(cudaEventDestroy(s->emptied[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventSynchronize(s->emptied[i]));
+            (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(s->emptied[i]));
         }
     }
-    if (s != NULL) { gcudai_cuda_give(&s->host); }
+    if (s != NULL) { gcudai_cuda_mem_free(&s->host); }
     gcudai_free(s);
 }
 
 static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct gcudai_cuda_ledger * ledger) {
-    GCUDAI_TRY(gcudai_cuda_take_pinned(ledger, s->from, GCUDA_CUDA_PURPOSE_STAGING,
+    GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(ledger, s->from, GCUDA_CUDA_PURPOSE_STAGING,
         GCUDAI_CUDA_STAGE_SLOTS * GCUDAI_CUDA_STAGE_BYTES, "copies to another device", &s->host));
     for (int i = 0; i < 2 * GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         const int k = i % GCUDAI_CUDA_STAGE_SLOTS, device = i == k ? s->from : s->to;
@@ -27593,19 +27637,19 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The route of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
-static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
-    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
-        return gcudai_cuda_route_known(cu->device->index, to);
+// The path of copies from the backend's device to another, within its parameters. UNKNOWN: not probed yet, and a capture forbids it.
+static enum gcuda_cuda_peer_path gcudai_cuda_peer_path(struct gcudai_cuda * cu, int to) {
+    if (cu->peer_paths[to] == GCUDA_CUDA_PEER_PATH_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
+        return gcudai_cuda_peer_path_known(cu->device->index, to);
     }
-    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN) {
-        cu->routes[to] =
-            gcudai_cuda_may_peer(cu) ? gcudai_cuda_route_find(cu->device->index, to) : GCUDA_CUDA_ROUTE_HOST;
+    if (cu->peer_paths[to] == GCUDA_CUDA_PEER_PATH_UNKNOWN) {
+        cu->peer_paths[to] =
+            gcudai_cuda_may_peer(cu) ? gcudai_cuda_peer_path_find(cu->device->index, to) : GCUDA_CUDA_PEER_PATH_HOST;
     }
-    return cu->routes[to];
+    return cu->peer_paths[to];
 }
 
-// Columns up to which a product's copies use the direct route.
+// Columns up to which a product's copies use the direct path.
 static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
     const int64_t chosen = cu->params.peer_max_batch;
     if (cu->peer_max[to] == 0) { // asked once
@@ -27618,16 +27662,16 @@ static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
 }
 
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
-    const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
+    const struct gcudai_cuda_move * m, enum gcuda_cuda_peer_path path, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
-    const bool is_captured = route != GCUDA_CUDA_ROUTE_DIRECT && (gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to));
-    if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
+    const bool is_captured = path != GCUDA_CUDA_PEER_PATH_DIRECT && (gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to));
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT || (path == GCUDA_CUDA_PEER_PATH_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
     // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot be waited for.
-    if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
+    if (path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
-            route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
+            path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
                                               : "which has to go through host memory");
     }
     if (*stage == NULL) {
@@ -27653,12 +27697,12 @@ static gcuda_status gcudai_cuda_send(
         m.height = 1;
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
-    enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
-    if (route == GCUDA_CUDA_ROUTE_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
+    enum gcuda_cuda_peer_path path = gcudai_cuda_peer_path(from, m.to);
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
         !gcudai_cuda_is_captured(from) && !gcudai_cuda_is_captured(to)) {
-        route = GCUDA_CUDA_ROUTE_HOST;
+        path = GCUDA_CUDA_PEER_PATH_HOST;
     }
-    const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
+    const gcuda_status st = gcudai_cuda_send_on(from, to, &m, path, stream);
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
@@ -27674,13 +27718,13 @@ static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, in
 // As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
-    const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
+    const enum gcuda_cuda_peer_path path = gcudai_cuda_peer_path_known(from, to);
     const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1, 0 };
     struct gcudai_cuda_stage * stage = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[to]));
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
+    if (path == GCUDA_CUDA_PEER_PATH_DIRECT || path == GCUDA_CUDA_PEER_PATH_DRIVER) {
         st = gcudai_cuda_move_peer(&m, cudaStreamPerThread);
     } else {
         st = gcudai_cuda_stage_new(from, to, NULL, &stage);
@@ -27692,7 +27736,7 @@ static gcuda_status gcudai_cuda_copy_across(
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
-        if (!gcudai_cuda_went_well(err) && st == GCUDA_STATUS_SUCCESS) {
+        if (!gcudai_cuda_ok_or_clear(err) && st == GCUDA_STATUS_SUCCESS) {
             st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "waiting for the copy");
         }
     }
@@ -27716,9 +27760,9 @@ struct gcudai_cuda_buffer {
 static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
 
 // cudaFree and cudaFreeHost wait for work that uses the buffer; a user's allocator may not.
-static void gcudai_cuda_give_settled(struct gcudai_cuda_piece * piece) {
-    if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_settle(); }
-    gcudai_cuda_give(piece);
+static void gcudai_cuda_mem_free_after_wait(struct gcudai_cuda_piece * piece) {
+    if (piece->ptr != NULL && piece->from.alloc != NULL) { gcudai_cuda_wait_all_backends(); }
+    gcudai_cuda_mem_free(piece);
 }
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
@@ -27732,7 +27776,7 @@ static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_scope scope;
     if (b->piece.ptr != NULL || b->external != NULL) { // failing to enter is no reason to leak: CUDA finds the device
         (void) gcudai_cuda_enter_of(&scope, d);
-        gcudai_cuda_give_settled(&b->piece);
+        gcudai_cuda_mem_free_after_wait(&b->piece);
         gcudai_cuda_external_close(b);
         gcudai_cuda_leave(&scope);
     }
@@ -27929,14 +27973,14 @@ static gcuda_status gcudai_cuda_buft_alloc(
     GCUDAI_ZERO(piece);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     if (size > 0) {
-        st = gcudai_cuda_take(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
+        st = gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
             "a buffer", &piece);
     }
     if (st == GCUDA_STATUS_SUCCESS) {
         *buffer = gcudai_cuda_buffer_new(d, piece.ptr, size, &piece);
         if (*buffer == NULL) {
             st = GCUDA_STATUS_ALLOC_FAILED;
-            gcudai_cuda_give(&piece);
+            gcudai_cuda_mem_free(&piece);
         }
     }
     gcudai_cuda_leave(&scope);
@@ -27970,7 +28014,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
 static void gcudai_cuda_host_release(struct gcudai_cuda_piece * piece) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_here(&scope, "a host buffer"); // failing is no reason to leak
-    gcudai_cuda_give_settled(piece);
+    gcudai_cuda_mem_free_after_wait(piece);
     gcudai_cuda_leave(&scope);
     gcudai_free(piece);
 }
@@ -27996,7 +28040,7 @@ static gcuda_status gcudai_cuda_host_alloc(
     }
     gcuda_status st = piece != NULL ? gcudai_cuda_enter_here(&scope, "a host buffer") : GCUDA_STATUS_ALLOC_FAILED;
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_take_pinned(
+        st = gcudai_cuda_mem_alloc_pinned(
             &gcudai_cuda_memory.devices[0], 0, GCUDA_CUDA_PURPOSE_BUFFERS, size, "a host buffer", piece);
         gcudai_cuda_leave(&scope);
     }
@@ -28071,7 +28115,7 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
 
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
-        (void) gcudai_cuda_went_well(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
+        (void) gcudai_cuda_ok_or_clear(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
     }
     gcudai_dl_close(c->library);
     gcudai_free(c->aside);
@@ -28119,11 +28163,11 @@ static void gcudai_cublas_forget(void) {
 // The backend is no longer in the registry. On a lost device destroying a handle returns at once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
-    gcudai_cuda_give(&c->workspace);
+    gcudai_cuda_mem_free(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
         // the stream and the workspace are about to be freed
-        (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
+        (void) gcudai_cuda_ok_or_clear(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
         gcudai_cuda_found.parked = c->aside;
@@ -28200,7 +28244,7 @@ static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
     for (int i = 0; i < 2 && !c->has_asked && c->workspace.ptr == NULL; ++i) {
-        const gcuda_status st = gcudai_cuda_take(&cu->ledger, cu->device->index, GCUDA_CUDA_PURPOSE_WORKSPACE, sizes[i],
+        const gcuda_status st = gcudai_cuda_mem_alloc(&cu->ledger, cu->device->index, GCUDA_CUDA_PURPOSE_WORKSPACE, sizes[i],
             "workspace of cuBLAS", &c->workspace);
         if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
         if (st != GCUDA_STATUS_SUCCESS) { gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; it does with less", gcudai_message); }
@@ -28318,7 +28362,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
     const int64_t n = p->y.ne[2] * p->y.ne[3];
     struct gcuda_matrix_pointers_args to;
     void * scratch = NULL;
-    GCUDAI_TRY(gcudai_cuda_pool_take(
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(
         &cu->pool, cu->stream, 3 * (size_t) n * sizeof(void *), "mul_mat: addresses of matrices", &scratch));
     to.a = p->a;
     to.b = p->b;
@@ -28333,7 +28377,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
             GCUDAI_CUBLAS_DEFAULT);
         st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
     }
-    gcudai_cuda_pool_give(&cu->pool, scratch); // in stream order, as all scratch
+    gcudai_cuda_pool_release(&cu->pool, scratch); // in stream order, as all scratch
     return st;
 }
 
@@ -28821,7 +28865,7 @@ static gcuda_status gcudai_cuda_packed(
     copy.scratch = NULL;
     copy.y.type = type;
     GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
@@ -28842,7 +28886,7 @@ static gcuda_status gcudai_cuda_packed_halves(
     GCUDAI_TRY(gcudai_aligned_layout(GCUDA_TYPE_F16, t->ne, align, p.y.nb, &size));
     size = gcudai_pad(size, 16);
     const size_t n_rows = (size_t) (t->ne[1] * t->ne[2] * t->ne[3]);
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
     p.y.data = *scratch;
     p.scale = *scale = (float *) (void *) ((char *) *scratch + size);
     *t = p.y;
@@ -28861,9 +28905,9 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
 
 // One job of the kernel file, with n_bytes of scratch from the backend's pool.
 static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
-    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
+    if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
     const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, job->scratch);
+    gcudai_cuda_pool_release(&cu->pool, job->scratch);
     return st;
 }
 
@@ -28888,7 +28932,7 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
         st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
         st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
-        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: its next owner's work comes after the product
+        gcudai_cuda_pool_release(&cu->pool, a); // in stream order: its next owner's work comes after the product
     }
     return st;
 }
@@ -28911,7 +28955,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
         back.scale = scale;
         st = gcuda_launch_half_rows_back(&back, cu->stream);
     }
-    gcudai_cuda_pool_give(&cu->pool, b);
+    gcudai_cuda_pool_release(&cu->pool, b);
     return st;
 }
 
@@ -28963,8 +29007,8 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 16, &a);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 16, &b) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
-    gcudai_cuda_pool_give(&cu->pool, b);
-    gcudai_cuda_pool_give(&cu->pool, a);
+    gcudai_cuda_pool_release(&cu->pool, b);
+    gcudai_cuda_pool_release(&cu->pool, a);
     return st;
 }
 
@@ -29199,11 +29243,11 @@ static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         is_callers = is_callers || s->parts[i].memory.from.alloc != NULL;
     }
-    if (is_callers) { gcudai_cuda_settle(); }
+    if (is_callers) { gcudai_cuda_wait_all_backends(); }
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
             const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
-            gcudai_cuda_give(&s->parts[i].memory);
+            gcudai_cuda_mem_free(&s->parts[i].memory);
             if (is_in) { gcudai_cuda_leave(&scope); }
         }
     }
@@ -29246,7 +29290,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
-    const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
+    const gcuda_status st = gcudai_cuda_mem_alloc(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
         size, what, &part->memory);
     gcudai_cuda_leave(&scope);
     return st != GCUDA_STATUS_SUCCESS || size == part->size
@@ -29428,19 +29472,19 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 // ---- products ----
 // The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
 // the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
-// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
+// all of them. The host waits for nothing. Each backend has a private sub-backend on every such device, its peer, with streams,
 // scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
 // writes the main device's memory directly: a copy's latency exceeds its transfer time.
 
 struct gcudai_cuda_share { // a device's part of a product
-    struct gcudai_cuda * cu; // the backend itself, or its side there
+    struct gcudai_cuda * cu; // the backend itself, or its peer there
     struct gcudai_cuda_rows rows;
     struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
     struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
-    void * b, * ids_copy, * y;      // scratch of a side
+    void * b, * ids_copy, * y;      // scratch of a peer
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
-    int64_t strip;                  // columns at a time; 0: all, on the side's one stream
+    int64_t strip;                  // columns at a time; 0: all, on the peer's one stream
     const struct gcudai_cuda_mm_choice * choice; // of all shares
 };
 
@@ -29449,12 +29493,12 @@ struct gcudai_cuda_strip {
     int64_t size; // of all but the last; 0: no device takes strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
+    char * prequantized;    // all columns in the layout of WGMMA; NULL: they are sent as floats
     size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
 };
 
-static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
-    if (cu->sides[device] == NULL) {
+static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** peer) {
+    if (cu->subs[device] == NULL) {
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
         params.device = device;
         params.stream = NULL;
@@ -29465,73 +29509,73 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
             return gcudai_fail(GCUDA_STATUS_FAILED,
                 "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         }
-        GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->subs[device]));
         if (cu->params.peer == GCUDA_CUDA_PEER_AUTO && !gcudai_cuda_may_peer(cu)) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN,
                 "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
                 "gcuda_cuda_params.peer allows direct copies", cu->device->name, device);
         }
-        if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
+        if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
-            (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
+            (void) gcudai_cuda_pool_grant(&cu->subs[device]->pool, cu->device->index);
         }
     }
-    *side = cu->sides[device];
+    *peer = cu->subs[device];
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All that a side, or a backend that is freed, has been given. Its device is current.
-static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
+// All that a peer, or a backend that is freed, has been given. Its device is current.
+static void gcudai_cuda_sub_wait(const struct gcudai_cuda * peer) {
     for (int i = 0; i < 2; ++i) {
-        if (side->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->copies[i])); }
+        if (peer->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->copies[i])); }
     }
-    (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->stream));
+    (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->stream));
 }
 
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
-static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
+static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     struct gcudai_error failure;
     bool has_sides = false;
     gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL && gcudai_cuda_enter_of(&scope, cu->subs[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
             if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
+                (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize());
             } else {
-                gcudai_cuda_side_wait(cu->sides[i]);
+                gcudai_cuda_sub_wait(cu->subs[i]);
             }
             gcudai_cuda_leave(&scope);
         }
     }
-    if (has_sides) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream)); }
+    if (has_sides) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->stream)); }
     (void) gcudai_error_report(&failure);
 }
 
 // What a device that faulted says only when it is asked: the main stream does not know of it.
-static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
+static gcuda_status gcudai_cuda_subs_check(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_sides; ++i) {
-        if (cu->sides[i] != NULL) {
-            GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->sides[i]->device));
-            const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_peers; ++i) {
+        if (cu->subs[i] != NULL) {
+            GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->subs[i]->device));
+            const cudaError_t err = cudaStreamSynchronize(cu->subs[i]->stream); // joined: it is over
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {
-                return gcudai_cuda_note(cu,
+                return gcudai_cuda_mark_lost(cu,
                     gcudai_cuda_fail(err, "cudaStreamSynchronize", i, "products with row-split weights"));
             }
         }
     }
-    cu->has_used_sides = false;
+    cu->has_used_peers = false;
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) {
-            gcuda_backend_free(&cu->sides[i]->backend);
-            cu->sides[i] = NULL;
+static void gcudai_cuda_subs_free(struct gcudai_cuda * cu) {
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) {
+            gcuda_backend_free(&cu->subs[i]->backend);
+            cu->subs[i] = NULL;
         }
     }
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
@@ -29541,7 +29585,7 @@ static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
 }
 
 // The shares of all devices with rows. Their operands still are the main device's.
-static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
+static gcuda_status gcudai_cuda_split_make_shares(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
     *n = 0;
@@ -29553,7 +29597,7 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
         }
         GCUDAI_ZERO(*s);
         s->cu = cu;
-        if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_side(cu, i, &s->cu)); }
+        if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_peer_context(cu, i, &s->cu)); }
         s->rows = r;
         s->args = *p;
         s->args.a.data = gcuda_backend_cuda_get_split_data(a, i);
@@ -29586,7 +29630,7 @@ static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
 
 // Whether a product's operand and result go directly between the backend's device and another.
 static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n_columns) {
-    return gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
+    return gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
 }
 
 #define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
@@ -29611,16 +29655,16 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
+// Replaces an operand by its packed copy in the peer's scratch memory. n_columns: of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcudai_cuda_move move;
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -29633,10 +29677,10 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     move.height = (size_t) (t->ne[1] * t->ne[2]);
     move.n_columns = n_columns;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, t->nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, purpose, scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, size, purpose, scratch));
     t->data = move.dst = *scratch;
     copy.y = *t;
-    return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
+    return s->fetches ? gcuda_launch_cpy(&copy, peer->stream) : gcudai_cuda_send(cu, peer, move, peer->stream);
 }
 
 // A part of a product on the path of the whole, with the scratch that the part needs.
@@ -29664,15 +29708,15 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
+// Copies the operands to a peer and multiplies there, after what the main stream has queued so far.
 static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_array * y = &s->args.y;
     const int64_t n_columns = y->ne[1] * y->ne[2];
     size_t y_size = 0;
     if (!s->writes_y) {
         GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-        GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+        GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, y_size, "row-split product: result", &s->y));
         y->data = s->y;
     }
     GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->args.b, n_columns, "row-split product: operand", &s->b));
@@ -29682,7 +29726,7 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_share_multiply(s);
 }
 
-// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
+// Copies n columns of a peer's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -29696,39 +29740,39 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// Orders one stream of a side after another one of it.
-static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
-    GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
-    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
+// Orders one stream of a peer after another one of it.
+static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaStream_t before, cudaStream_t after) {
+    GCUDAI_CUDA_TRY(cudaEventRecord(peer->copied, before), peer->device->index, "ordering strips of columns");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, peer->copied, 0), peer->device->index, "ordering strips of columns");
     return GCUDA_STATUS_SUCCESS;
 }
 
 // ---- strips of columns ----
-// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
-// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
+// A peer with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
+// back. WGMMA rounds its activations: the main device does that for all peers, which halves the bytes sent. The stream of results is
 // ordered after all others at the end.
 
 // A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
 // copies gain. Other paths take no strips: they would decode the weights once per strip.
 #define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
-#define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
+#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
 // Whether strips are sent rounded; the same for all shares of a product.
-static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
+static bool gcudai_cuda_strips_are_prequantized(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
-           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
+           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_PREQUANTIZED_COLUMNS;
 }
 
-// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
+// Columns of a strip of a peer with peer access; 0: no strips. A rounded strip may be all columns.
 static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
     const bool is_free = s->choice->path == GCUDAI_CUDA_MM_WGMMA && chosen == 0;
     const int64_t strip = is_free ? GCUDAI_MAX(gcudai_cuda_tiles(want, tiles), 1) * GCUDA_MUL_MAT_WG_TILE : chosen;
     if (s->ids.data != NULL || s->writes_y || strip <= 0) { return 0; }
-    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, s) ? n : 0;
+    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_prequantized(cu, s) ? n : 0;
 }
 
 // Advances to the next strip; the last one takes the rest, less than two strips.
@@ -29738,34 +29782,34 @@ static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Offset of a strip in the rounded columns.
+// Offset of a strip in the prequantized activations.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
 
-// Allocates a side's scratch for all strips.
+// Allocates a peer's scratch for all strips.
 static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_array x = s->args.b, * y = &s->args.y;
     size_t size = (size_t) gcudai_cuda_tiles(x.ne[1], GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes, y_size = 0;
-    if (c->rounded == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
+    if (c->prequantized == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
     GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, "row-split product: operand", &s->b));
-    return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, y_size, "row-split product: result", &s->y));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&peer->pool, peer->stream, size, "row-split product: operand", &s->b));
+    return gcudai_cuda_sub_order(peer, peer->stream, peer->copies[0]);
 }
 
-// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
+// Copies the columns of a strip to a peer; rounded ones after the event that the main device has recorded.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcudai_cuda_move move;
     GCUDAI_ZERO(move);
     move.n_columns = x->ne[1];
-    if (c->rounded != NULL) {
-        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->copies[0], cu->copied, 0), side->device->index, "waiting for a strip of columns");
-        move.src = c->rounded + gcudai_cuda_strip_at(c);
+    if (c->prequantized != NULL) {
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(peer->copies[0], cu->copied, 0), peer->device->index, "waiting for a strip of columns");
+        move.src = c->prequantized + gcudai_cuda_strip_at(c);
         move.dst = (char *) s->b + gcudai_cuda_strip_at(c);
         move.width = (size_t) gcudai_cuda_tiles(c->end - c->first, GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
         move.height = 1;
@@ -29776,21 +29820,21 @@ static gcuda_status gcudai_cuda_strip_bring(
         move.dst = (char *) s->b + (size_t) c->first * move.width;
         move.height = (size_t) (c->end - c->first);
     }
-    return gcudai_cuda_send(cu, side, move, side->copies[0]);
+    return gcudai_cuda_send(cu, peer, move, peer->copies[0]);
 }
 
 // The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
-static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
+static gcuda_status gcudai_cuda_multiply_prequantized(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
     job.stage = GCUDA_MUL_MAT_PRODUCT;
     job.activations = (void *) (uintptr_t) columns;
     return gcudai_cuda_launch_job(cu, &job, gcuda_mul_mat_scratch_bytes(&job));
 }
 
-// Copies a strip to a side, multiplies it, and copies the result back.
+// Copies a strip to a peer, multiplies it, and copies the result back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
     const struct gcudai_cuda_strip * c, const struct gcuda_array * y) {
-    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda * peer = s->cu;
     struct gcuda_mul_mat_args p = s->args;
     size_t size = 0;
     GCUDAI_TRY(gcudai_layout(p.b.type, p.b.ne, p.b.nb, &size));
@@ -29798,14 +29842,14 @@ static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struc
     p.b.data = (char *) s->b + (size_t) c->first * p.b.nb[1];
     p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1];
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
-    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
-                                  : gcudai_cuda_multiply_part(side, s->choice, p));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
-    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
+    GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->copies[0], peer->stream));
+    GCUDAI_TRY(c->prequantized != NULL ? gcudai_cuda_multiply_prequantized(peer, &p, (char *) s->b + gcudai_cuda_strip_at(c))
+                                  : gcudai_cuda_multiply_part(peer, s->choice, p));
+    GCUDAI_TRY(gcudai_cuda_sub_order(peer, peer->stream, peer->copies[1]));
+    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, peer->copies[1]);
 }
 
-// Copies a side's rows of the result to the main device and orders the main stream after the side.
+// Copies a peer's rows of the result to the main device and orders the main stream after the peer.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
@@ -29816,30 +29860,30 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+// Orders the peer's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
 static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
-    struct gcudai_cuda * side = s->cu;
-    const int device = side->device->index;
+    struct gcudai_cuda * peer = s->cu;
+    const int device = peer->device->index;
     s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s) : 0;
-    if (s->strip > 0 && side->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
+    if (s->strip > 0 && peer->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
     for (int i = 0; i < 2 && s->strip > 0; ++i) {
-        if (side->copies[i] == NULL) {
-            GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&side->copies[i], cudaStreamNonBlocking), device, "a stream for copies");
+        if (peer->copies[i] == NULL) {
+            GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&peer->copies[i], cudaStreamNonBlocking), device, "a stream for copies");
         }
     }
-    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), device, "waiting for the operand");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(peer->stream, cu->copied, 0), device, "waiting for the operand");
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Rounds the columns of a strip on the main device.
-static gcuda_status gcudai_cuda_strip_round(
+static gcuda_status gcudai_cuda_strip_prequantize(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
     p.b.data = (char *) p.b.data + (size_t) c->first * p.b.nb[1];
     p.b.ne[1] = p.y.ne[1] = c->end - c->first;
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
     job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
-    job.activations = c->rounded + gcudai_cuda_strip_at(c);
+    job.activations = c->prequantized + gcudai_cuda_strip_at(c);
     GCUDAI_TRY(gcuda_launch_mul_mat(&job, cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "a strip of columns");
     return GCUDA_STATUS_SUCCESS;
@@ -29847,7 +29891,7 @@ static gcuda_status gcudai_cuda_strip_round(
 
 // Steps of a share, on its device. ROUND and OWN are the main device's.
 enum gcudai_cuda_split_step {
-    GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
+    GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_PREQUANTIZE, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
 };
 
@@ -29856,11 +29900,11 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
     switch (step) {
         case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s);
         case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s);
-        case GCUDAI_CUDA_SPLIT_ROUND: return gcudai_cuda_strip_round(cu, s, c);
+        case GCUDAI_CUDA_SPLIT_PREQUANTIZE: return gcudai_cuda_strip_prequantize(cu, s, c);
         case GCUDAI_CUDA_SPLIT_STRIP:
             return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, y) : GCUDA_STATUS_SUCCESS;
         case GCUDAI_CUDA_SPLIT_OWN: // all columns at once
-            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s);
+            return c->prequantized != NULL ? gcudai_cuda_multiply_prequantized(cu, &s->args, c->prequantized) : gcudai_cuda_share_multiply(s);
         default: return gcudai_cuda_share_end(cu, s, y);
     }
 }
@@ -29869,7 +29913,7 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
-    const bool is_own = step == GCUDAI_CUDA_SPLIT_ROUND || step == GCUDAI_CUDA_SPLIT_OWN;
+    const bool is_own = step == GCUDAI_CUDA_SPLIT_PREQUANTIZE || step == GCUDAI_CUDA_SPLIT_OWN;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < n && st == GCUDA_STATUS_SUCCESS; ++i) {
         struct gcudai_cuda_scope scope;
@@ -29877,37 +29921,37 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
         GCUDAI_TRY(gcudai_cuda_enter_of(&scope, shares[i].cu->device));
         st = gcudai_cuda_share_do(cu, &shares[i], step, c, &y);
         if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
-            st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
+            st = gcudai_cuda_mark_lost(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
         }
         gcudai_cuda_leave(&scope);
     }
     return st;
 }
 
-// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
+// Sets the size of strips, the least that a peer wants, and allocates their prequantized activations. own: the main device's share.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
-    void * rounded = NULL;
+    void * prequantized = NULL;
     for (int i = 0; i < n; ++i) {
         if (shares[i].strip > 0 && (c->size == 0 || shares[i].strip < c->size)) { c->size = shares[i].strip; }
     }
-    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, own)) { return GCUDA_STATUS_SUCCESS; }
+    if (c->size == 0 || !gcudai_cuda_strips_are_prequantized(cu, own)) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &own->args, NULL);
     job.stage = GCUDA_MUL_MAT_ACTIVATIONS;
     const size_t size = gcuda_mul_mat_layout(&job).bytes;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
-    c->rounded = (char *) rounded;
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: prequantized activations", &prequantized));
+    c->prequantized = (char *) prequantized;
     c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
-// rounded columns.
+// All peers begin before the main device multiplies, and it multiplies before any peer ends. c: zero-filled; the caller releases its
+// prequantized activations.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
     while (own->cu != cu) { ++own; } // the main device has rows
-    cu->has_used_sides = true;
+    cu->has_used_peers = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of %s", gcudai_called(node));
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, node));
     const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, c);
@@ -29915,7 +29959,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, node));
     while (c->size > 0 && !c->is_last) {
         gcudai_cuda_strip_next(c, own->args.y.ne[1]);
-        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, node)); }
+        if (c->prequantized != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_PREQUANTIZE, c, node)); }
         GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, node));
     }
     GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, node));
@@ -29955,7 +29999,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     GCUDAI_ZERO(ids);
     GCUDAI_ZERO(strip);
     if (id != NULL) { ids = id->ids; }
-    gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
+    gcuda_status st = gcudai_cuda_split_make_shares(cu, &p, node->src[0], shares, &n);
     if (st == GCUDA_STATUS_SUCCESS && !choice->is_made) { *choice = gcudai_cuda_split_choose(cu, shares, n, &p, id); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed[0]); }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &ids, &packed[1]); }
@@ -29969,17 +30013,17 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
-        (void) gcudai_cuda_note(cu, st);
-        gcudai_cuda_sides_settle(cu);
+        (void) gcudai_cuda_mark_lost(cu, st);
+        gcudai_cuda_subs_wait(cu);
     }
     for (int i = 0; i < n; ++i) {
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].ids_copy);
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].y);
-        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].b);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].ids_copy);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].y);
+        gcudai_cuda_pool_release(&shares[i].cu->pool, shares[i].b);
     }
-    gcudai_cuda_pool_give(&cu->pool, strip.rounded);
-    gcudai_cuda_pool_give(&cu->pool, packed[1]);
-    gcudai_cuda_pool_give(&cu->pool, packed[0]);
+    gcudai_cuda_pool_release(&cu->pool, strip.prequantized);
+    gcudai_cuda_pool_release(&cu->pool, packed[1]);
+    gcudai_cuda_pool_release(&cu->pool, packed[0]);
     return st;
 }
 
@@ -30247,9 +30291,9 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args
     if (n_bytes == 0) {
         return op->run(args, cu->stream);
     }
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
     const gcuda_status st = op->run(args, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, *scratch);
+    gcudai_cuda_pool_release(&cu->pool, *scratch);
     return st;
 }
 
@@ -30284,12 +30328,12 @@ static gcuda_status gcudai_cuda_run_packed(struct gcudai_cuda * cu, const struct
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "packed operand", &scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "packed operand", &scratch));
     copy.y.data = scratch;
     *t = copy.y;
     gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
-    gcudai_cuda_pool_give(&cu->pool, scratch);
+    gcudai_cuda_pool_release(&cu->pool, scratch);
     return st;
 }
 
@@ -30351,7 +30395,7 @@ static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const stru
 
 // A graph in the caller's capture is only enqueued, in one piece. The scratch that it contains keeps its address until the backend is
 // freed. Missing scratch is allocated, which captures allow.
-static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
+static void gcudai_cuda_detect_capture(struct gcudai_cuda * cu) {
     cu->is_captured = gcudai_cuda_is_captured(cu);
     if (cu->is_captured && !cu->has_captured) {
         cu->has_captured = true;
@@ -30857,10 +30901,10 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     running->ne[0] = 2;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { running->nb[d] = running->nb[d - 1] * (size_t) running->ne[d - 1]; }
     const size_t n_bytes = running->nb[3] * (size_t) running->ne[3];
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
     void * const taken = running->data;
     const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
-    gcudai_cuda_pool_give(&cu->pool, taken);
+    gcudai_cuda_pool_release(&cu->pool, taken);
     return st;
 }
 
@@ -30905,8 +30949,8 @@ static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_sta
 static void gcudai_cuda_cancel_close(struct gcudai_cuda * cu) {
     for (int i = 0; i < GCUDAI_CUDA_CHUNKS; ++i) {
         struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
-        if (k->begin != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->begin)); }
-        if (k->end != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->end)); }
+        if (k->begin != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(k->begin)); }
+        if (k->end != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(k->end)); }
     }
     GCUDAI_ZERO(cu->cancel);
 }
@@ -30922,14 +30966,14 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-look   what a plan remembers of a graph's tensors
+// >>impl-cuda-snapshot   what a plan remembers of a graph's tensors
 // =====================================================================================================
 // A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
 // strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
 // nodes concerned get new arguments, and a CUDA graph is updated in place. Where sizes and strides are declared to change, these
 // are followed like values.
 
-struct gcudai_cuda_shape {
+struct gcudai_cuda_static_key {
     struct gcudai_node_kind kind;
     int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
     int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
@@ -30939,8 +30983,8 @@ struct gcudai_cuda_shape {
 };
 struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
-    struct gcudai_cuda_shape shape;
-    struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
+    struct gcudai_cuda_static_key static_key;
+    struct gcudai_node_value dynamic_key; // extra: of row-split weights, mixed from where their parts are
     int32_t n_counted; // what the graph's use counts say
     size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
     bool has_changed; // since the steps were made
@@ -30948,7 +30992,7 @@ struct gcudai_cuda_seen {
 };
 
 // The tensors of a graph: its nodes in their order, then whatever else they read.
-struct gcudai_cuda_look {
+struct gcudai_cuda_snapshot {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
     bool no_fusion; // the graph's wish
@@ -30965,21 +31009,21 @@ static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
     return mixed;
 }
 
-static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
+static void gcudai_cuda_dynamic_key_of(const struct gcuda_tensor * t, struct gcudai_node_value * v) {
     gcudai_node_value_of(t, v);
     v->buffer_type = gcudai_buffer_of(t) != NULL ? gcudai_buffer_of(t)->buft : NULL;
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 
 // All but the sources and the uses.
-static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cuda_shape * s) {
+static void gcudai_cuda_static_key_of(const struct gcuda_tensor * t, struct gcudai_cuda_static_key * s) {
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT, &s->kind);
     s->is_empty = gcuda_is_empty(t);
 }
 
 // What a plan cannot follow.
-static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda_shape * shape) {
-    struct gcudai_cuda_shape fixed = *shape;
+static struct gcudai_cuda_static_key gcudai_cuda_fixed_key(const struct gcudai_cuda_static_key * shape) {
+    struct gcudai_cuda_static_key fixed = *shape;
     if (fixed.is_dynamic) {
         memset(fixed.kind.ne, 0, sizeof(fixed.kind.ne));
         memset(fixed.kind.nb, 0, sizeof(fixed.kind.nb));
@@ -30987,8 +31031,8 @@ static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda
     return fixed;
 }
 
-static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * shape) {
-    const struct gcudai_cuda_shape fixed = gcudai_cuda_fixed_shape(shape);
+static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_static_key * shape) {
+    const struct gcudai_cuda_static_key fixed = gcudai_cuda_fixed_key(shape);
     uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
     memcpy(words, &fixed, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
@@ -30997,10 +31041,10 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
     return hash;
 }
 
-static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
-    gcudai_free(look->seen);
-    gcudai_map_free(&look->index);
-    GCUDAI_ZERO(*look);
+static void gcudai_cuda_snapshot_free(struct gcudai_cuda_snapshot * snapshot) {
+    gcudai_free(snapshot->seen);
+    gcudai_map_free(&snapshot->index);
+    GCUDAI_ZERO(*snapshot);
 }
 
 // Numbers the nodes, then the other sources as they come.
@@ -31027,13 +31071,13 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
 }
 
 // Visits the other tensors first, then the nodes, which come after their sources.
-static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
-    for (int n = 0; n < look->n_seen; ++n) {
-        const int i = (n + look->n_nodes) % look->n_seen;
-        struct gcudai_cuda_shape * s = &look->seen[i].shape;
-        s->is_dynamic = (look->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
+static void gcudai_cuda_snapshot_dynamic(struct gcudai_cuda_snapshot * snapshot) {
+    for (int n = 0; n < snapshot->n_seen; ++n) {
+        const int i = (n + snapshot->n_nodes) % snapshot->n_seen;
+        struct gcudai_cuda_static_key * s = &snapshot->seen[i].static_key;
+        s->is_dynamic = (snapshot->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && look->seen[s->src[k]].shape.is_dynamic);
+            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && snapshot->seen[s->src[k]].static_key.is_dynamic);
         }
     }
 }
@@ -31048,11 +31092,11 @@ static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nod
     }
 }
 
-static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
+static void gcudai_cuda_snapshot_count(struct gcudai_cuda_snapshot * snapshot, const struct gcudai_tensor_map * x, const struct gcuda_tensor * t) {
     int32_t used[2];
-    gcudai_cuda_used_nodes(x, look->n_nodes, t, used);
+    gcudai_cuda_used_nodes(x, snapshot->n_nodes, t, used);
     for (int k = 0; k < 2; ++k) {
-        if (used[k] >= 0) { look->seen[used[k]].shape.n_uses++; }
+        if (used[k] >= 0) { snapshot->seen[used[k]].static_key.n_uses++; }
     }
 }
 
@@ -31061,122 +31105,122 @@ static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
     return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
 }
 
-// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
-static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+// Hash of the uses of a slice's nodes by later nodes, as these are now. snapshot: counts them too; NULL: does not.
+static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             int32_t used[2] = { -1, -1 };
             const struct gcuda_tensor * src = graph->nodes[i]->src[k];
             if (src != NULL) { gcudai_cuda_used_nodes(x, graph->n_nodes, src, used); }
-            if (src != NULL && look != NULL) { gcudai_cuda_look_count(look, x, src); }
+            if (src != NULL && snapshot != NULL) { gcudai_cuda_snapshot_count(snapshot, x, src); }
             for (int j = 0; j < 2; ++j) { hash = used[j] >= 0 ? gcudai_hash(hash, (uint64_t) used[j] + 1) : hash; }
         }
     }
     return hash;
 }
 
-static void gcudai_cuda_look_fill(
-    struct gcudai_cuda_look * look, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
+static void gcudai_cuda_snapshot_fill(
+    struct gcudai_cuda_snapshot * snapshot, const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     for (size_t slot = 0; slot < x->cap; ++slot) {
-        if (x->keys[slot] != NULL) { look->seen[x->values[slot]].tensor = x->keys[slot]; }
+        if (x->keys[slot] != NULL) { snapshot->seen[x->values[slot]].tensor = x->keys[slot]; }
     }
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
-        s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
-        gcudai_cuda_shape_of(s->tensor, &s->shape);
-        gcudai_cuda_value_of(s->tensor, &s->value);
-        s->counted_at = i < look->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
+        s->tensor = i < snapshot->n_nodes ? graph->nodes[i] : s->tensor;
+        gcudai_cuda_static_key_of(s->tensor, &s->static_key);
+        gcudai_cuda_dynamic_key_of(s->tensor, &s->dynamic_key);
+        s->counted_at = i < snapshot->n_nodes ? gcudai_graph_find(graph, s->tensor) : GCUDAI_NONE;
         s->n_counted = s->counted_at != GCUDAI_NONE ? graph->use_counts[s->counted_at] : 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
-            s->shape.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
-            if (src != NULL) { gcudai_cuda_look_count(look, x, src); }
+            const struct gcuda_tensor * src = i < snapshot->n_nodes ? s->tensor->src[k] : NULL;
+            s->static_key.src[k] = src != NULL ? x->values[gcudai_map_slot(x, src)] : -1;
+            if (src != NULL) { gcudai_cuda_snapshot_count(snapshot, x, src); }
         }
     }
-    look->readers = gcudai_cuda_readers(x, graph, look);
-    for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
-        look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
+    snapshot->readers = gcudai_cuda_readers(x, graph, snapshot);
+    for (int i = 0; i < snapshot->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+        snapshot->seen[i].static_key.n_uses = GCUDAI_MAX(snapshot->seen[i].static_key.n_uses, snapshot->seen[i].n_counted);
     }
-    gcudai_cuda_look_dynamic(look);
-    for (int i = 0; i < look->n_seen; ++i) { look->hash = gcudai_cuda_mix(look->hash, &look->seen[i].shape); }
+    gcudai_cuda_snapshot_dynamic(snapshot);
+    for (int i = 0; i < snapshot->n_seen; ++i) { snapshot->hash = gcudai_cuda_mix(snapshot->hash, &snapshot->seen[i].static_key); }
 }
 
-static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+static gcuda_status gcudai_cuda_snapshot_take(const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_tensor_map x;
     size_t n = (size_t) graph->n_nodes;
-    GCUDAI_ZERO(*look);
+    GCUDAI_ZERO(*snapshot);
     GCUDAI_ZERO(x);
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n += graph->nodes[i]->src[k] != NULL; }
     }
     GCUDAI_TRY(gcudai_map_reserve(&x, n));
-    look->n_nodes = graph->n_nodes;
-    look->n_seen = gcudai_cuda_index_fill(&x, graph);
-    look->no_fusion = graph->no_fusion;
-    look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
-    look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
-    if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
-        look->index = x;
+    snapshot->n_nodes = graph->n_nodes;
+    snapshot->n_seen = gcudai_cuda_index_fill(&x, graph);
+    snapshot->no_fusion = graph->no_fusion;
+    snapshot->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
+    snapshot->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(snapshot->n_seen, 1), sizeof(*snapshot->seen));
+    if (snapshot->seen != NULL) { gcudai_cuda_snapshot_fill(snapshot, &x, graph); }
+    if (snapshot->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
+        snapshot->index = x;
     } else {
         gcudai_map_free(&x);
     }
-    return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    return snapshot->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
-static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen && a->no_fusion == b->no_fusion;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
-        const struct gcudai_cuda_shape x = gcudai_cuda_fixed_shape(&a->seen[i].shape), y = gcudai_cuda_fixed_shape(&b->seen[i].shape);
+        const struct gcudai_cuda_static_key x = gcudai_cuda_fixed_key(&a->seen[i].static_key), y = gcudai_cuda_fixed_key(&b->seen[i].static_key);
         is_same = memcmp(&x, &y, sizeof(x)) == 0;
     }
     return is_same;
 }
 
 static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct gcudai_cuda_seen * b) {
-    return memcmp(&a->value, &b->value, sizeof(a->value)) != 0 || memcmp(&a->shape, &b->shape, sizeof(a->shape)) != 0;
+    return memcmp(&a->dynamic_key, &b->dynamic_key, sizeof(a->dynamic_key)) != 0 || memcmp(&a->static_key, &b->static_key, sizeof(a->static_key)) != 0;
 }
 
 // In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
-static bool gcudai_cuda_same_seen(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_seen(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     int i = 0;
     while (i < a->n_seen && !gcudai_cuda_is_other(&a->seen[i], &b->seen[i])) { ++i; }
     return i == a->n_seen;
 }
 
-static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = true;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
-        is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
+        is_same = memcmp(&a->seen[i].static_key, &b->seen[i].static_key, sizeof(a->seen[i].static_key)) == 0;
     }
     return is_same;
 }
 
 // Whether three quarters of the tensors that are no nodes have the same values: the same part of the same model, by its weights.
-static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
     for (int i = a->n_nodes; i < a->n_seen && 4 * n_others <= n_leafs; ++i) {
-        n_others += memcmp(&a->seen[i].value, &b->seen[i].value, sizeof(a->seen[i].value)) != 0;
+        n_others += memcmp(&a->seen[i].dynamic_key, &b->seen[i].dynamic_key, sizeof(a->seen[i].dynamic_key)) != 0;
     }
     return 4 * n_others <= n_leafs;
 }
 
 // Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
 // the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
-static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
+static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
+    const struct gcudai_node_kind * kind = &s->static_key.kind; // an unchanged size is as empty as it was
     const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
     if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
         memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
         return false;
     }
     bool is_same = true;
-    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
-        const int32_t at = s->shape.src[k];
-        is_same = is_same && t->src[k] == (at >= 0 ? look->seen[at].tensor : NULL);
+    for (int k = 0; k < GCUDA_MAX_SRC && s < snapshot->seen + snapshot->n_nodes; ++k) {
+        const int32_t at = s->static_key.src[k];
+        is_same = is_same && t->src[k] == (at >= 0 ? snapshot->seen[at].tensor : NULL);
     }
     return is_same;
 }
@@ -31184,7 +31228,7 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
 // Whether a tensor still has its values.
 static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_value * v = &s->value;
+    const struct gcudai_node_value * v = &s->dynamic_key;
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
            (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
@@ -31192,9 +31236,9 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
 }
 
 // Whether later nodes of the graph use the nodes of a slice as they did.
-static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+static bool gcudai_cuda_has_readers(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
-    return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
+    return is_slice == (snapshot->index.keys != NULL) && (!is_slice || snapshot->readers == gcudai_cuda_readers(&snapshot->index, graph, NULL));
 }
 
 static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct gcudai_cuda_seen * s) {
@@ -31202,28 +31246,28 @@ static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct
     return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
-// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
+// Whether the graph consists of the very tensors of the plan with their shapes: then no new snapshot is needed.
 // graph NULL: the plan's own nodes.
-static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
-    const int n = look->n_nodes;
-    bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == look->no_fusion &&
-                                        (n == 0 || (graph->nodes[0] == look->seen[0].tensor &&
-                                                       graph->nodes[n - 1] == look->seen[n - 1].tensor)));
+static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
+    const int n = snapshot->n_nodes;
+    bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == snapshot->no_fusion &&
+                                        (n == 0 || (graph->nodes[0] == snapshot->seen[0].tensor &&
+                                                       graph->nodes[n - 1] == snapshot->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
-        const struct gcudai_cuda_seen * s = &look->seen[i];
+        const struct gcudai_cuda_seen * s = &snapshot->seen[i];
         is_same = graph->nodes[i] == s->tensor && gcudai_cuda_use_count(graph, s) == s->n_counted;
     }
-    for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
-    return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
+    for (int i = 0; i < snapshot->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(snapshot, &snapshot->seen[i]); }
+    return is_same && (graph == NULL || gcudai_cuda_has_readers(snapshot, graph));
 }
 
 // Takes over the values as they are now; whether any has changed.
-static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
+static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
         if (!gcudai_cuda_has_value(s)) {
-            gcudai_cuda_value_of(s->tensor, &s->value);
+            gcudai_cuda_dynamic_key_of(s->tensor, &s->dynamic_key);
             s->has_changed = true;
         }
         has_changed = has_changed || s->has_changed; // or since an update that failed
@@ -31249,7 +31293,7 @@ enum {
 
 struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
-    const struct gcudai_cuda_look * look;
+    const struct gcudai_cuda_snapshot * snapshot;
     const char * pattern; // that is being compared, in log messages; NULL: none are wanted
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
     int place[GCUDAI_CUDA_WINDOW]; // in the order in which the plan runs the nodes
@@ -31313,14 +31357,14 @@ static bool gcudai_cuda_need(const struct gcudai_cuda_window * w, int i, bool fi
 }
 
 // How often the tensor at `at` is read; -1: it is an output, or no node of the graph.
-static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
-    const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
+static int gcudai_cuda_n_uses(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcudai_cuda_static_key * s = at >= 0 && at < snapshot->n_nodes ? &snapshot->seen[at].static_key : NULL;
     return s == NULL || (s->kind.flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
 }
 
 // One node alone reads the window's node i, once, and node i is no output and no view: it need not be written.
 static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_n_uses(w->look, w->at[i]) == 1 && w->node[i]->view_src == NULL;
+    return gcudai_cuda_n_uses(w->snapshot, w->at[i]) == 1 && w->node[i]->view_src == NULL;
 }
 
 // The one of a node's two operands that is not `value`; NULL: neither or both are.
@@ -31330,7 +31374,7 @@ static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor *
 }
 
 // The launchers need this before they read 16 bytes at once.
-static bool gcudai_cuda_is_wide(const struct gcuda_tensor * t) {
+static bool gcudai_cuda_is_aligned_16(const struct gcuda_tensor * t) {
     uintptr_t bits = (uintptr_t) t->data;
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
     return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
@@ -31453,10 +31497,10 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(OWN,        "is a view",                                         y->view_src == NULL)                                             \
     X(UNIT,       "has elements that are not next to each other",      y->nb[0] == sizeof(float))                                       \
     X(PACKED,     "is not contiguous",                                 gcuda_is_contiguous(y))                                          \
-    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_wide(y))                                          \
+    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_aligned_16(y))                                          \
     X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))                               \
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                                   \
-    X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->look, m->w->at[i]) == 2)                \
+    X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->snapshot, m->w->at[i]) == 2)                \
     X(SAME,       "has another shape than its operand",                gcuda_are_same_shape(y, v))                                      \
     X(NO_SHIFT,   "adds something",                                    gcudai_param_f32(y, 1) == 0.0f)                                  \
     X(SILU,       "is not SiLU",                                       gcudai_cuda_is_unary(y, GCUDA_UNARY_OP_SILU))                    \
@@ -31464,7 +31508,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(V_UNIT,     "reads elements that are not next to each other",    v->nb[0] == sizeof(float))                                       \
     X(V_PACKED,   "reads something that is not contiguous",            gcuda_is_contiguous(v))                                          \
     X(V_ROWS,     "reads rows that are not contiguous",                gcuda_is_contiguous_rows(v))                                     \
-    X(V_ALIGNED,  "is aligned otherwise than what it reads",           gcudai_cuda_is_wide(v) == gcudai_cuda_is_wide(y))                \
+    X(V_ALIGNED,  "is aligned otherwise than what it reads",           gcudai_cuda_is_aligned_16(v) == gcudai_cuda_is_aligned_16(y))                \
     X(X_F32,      "has another operand that is not F32",               x->type == GCUDA_TYPE_F32)                                       \
     X(X_SAME,     "has another operand of another shape",              gcuda_are_same_shape(x, y))                                      \
     X(X_ROWS,     "has another operand that does not repeat F32 rows", gcudai_cuda_is_row_operand(x, y))                                \
@@ -31519,7 +31563,7 @@ static bool gcudai_cuda_is_part(const struct gcuda_tensor * t, const struct gcud
 static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
     return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) && gcuda_nrows(a) == 1 &&
-           gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b);
+           gcudai_cuda_is_aligned_16(a) && gcudai_cuda_is_aligned_16(b);
 }
 
 static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
@@ -31535,8 +31579,8 @@ static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
 static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * order = m->w->node[i - 1], * ids = m->w->node[i]->src[1];
     bool is_alone = ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0;
-    for (int k = 0; k < m->w->look->n_nodes && is_alone; ++k) {
-        const struct gcuda_tensor * t = m->w->look->seen[k].tensor;
+    for (int k = 0; k < m->w->snapshot->n_nodes && is_alone; ++k) {
+        const struct gcuda_tensor * t = m->w->snapshot->seen[k].tensor;
         is_alone = t->view_src != order || t == ids;
     }
     return is_alone && ids->ne[1] == order->ne[1] && ids->nb[1] == order->nb[1] && ids->ne[2] * ids->ne[3] == 1 && ids->ne[0] <= 32;
@@ -31553,7 +31597,7 @@ static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * first = m->w->node[0];
     const bool is_late = first->op == GCUDA_OP_ARGSORT;
     const struct gcuda_tensor * from = is_late ? first->src[0] : first;
-    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->look, m->w->look->seen[m->w->at[i]].shape.src[0]) == 1;
+    const bool is_alone = is_late || gcudai_cuda_n_uses(m->w->snapshot, m->w->snapshot->seen[m->w->at[i]].static_key.src[0]) == 1;
     return is_alone && gcudai_cuda_is_column_of(m->w->node[i]->src[0], from) && gcuda_is_contiguous(from) &&
            from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
 }
@@ -31564,7 +31608,7 @@ static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, in
     const struct gcuda_tensor * t = w->node[i]->src[k];
     *n_uses = 0;
     if (t == value) { return true; }
-    *n_uses = gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i]].shape.src[k]);
+    *n_uses = gcudai_cuda_n_uses(w->snapshot, w->snapshot->seen[w->at[i]].static_key.src[k]);
     return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
 }
 
@@ -31582,13 +31626,13 @@ static bool gcudai_cuda_is_sum_of_chosen(const struct gcudai_cuda_match * m, int
 // The weights are read by the sum and the division alone, through one view or two.
 static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i) {
     const struct gcudai_cuda_window * w = m->w;
-    const struct gcudai_cuda_look * look = w->look;
-    const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(look, w->at[sum - 1]);
-    const bool is_one_view = look->seen[w->at[sum]].shape.src[0] == look->seen[w->at[i]].shape.src[0];
+    const struct gcudai_cuda_snapshot * snapshot = w->snapshot;
+    const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(snapshot, w->at[sum - 1]);
+    const bool is_one_view = snapshot->seen[w->at[sum]].static_key.src[0] == snapshot->seen[w->at[i]].static_key.src[0];
     int n_sum = 0, n_div = 0;
     const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
     const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
-    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(look, w->at[i - 1]) == 1 &&
+    return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(snapshot, w->at[i - 1]) == 1 &&
            gcuda_are_same_shape(w->node[i], w->node[sum]->src[0]);
 }
 
@@ -31600,7 +31644,7 @@ enum { // rows of a product's pattern
 };
 
 static const struct gcudai_cuda_mm_choice * gcudai_cuda_choice(const struct gcudai_cuda_window * w, int i) {
-    return &w->look->seen[w->at[i]].choice;
+    return &w->snapshot->seen[w->at[i]].choice;
 }
 
 // A product on path VEC that takes an epilogue.
@@ -31804,8 +31848,8 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     const int i = w->node[0]->op == GCUDA_OP_ADD; // the norm
     const struct gcuda_tensor * norm = w->node[i], * y = w->node[m->n - 1], * x = w->node[0]->src[0];
     const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
-    const bool was_wide = gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm); // or sums have another order
-    const bool is_wide = gcudai_cuda_is_wide(x) && gcudai_cuda_is_wide(y) && (sum == NULL || gcudai_cuda_is_wide(sum));
+    const bool was_wide = gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm); // or sums have another order
+    const bool is_wide = gcudai_cuda_is_aligned_16(x) && gcudai_cuda_is_aligned_16(y) && (sum == NULL || gcudai_cuda_is_aligned_16(sum));
     if (!gcudai_cuda_need(w, i, was_wide == is_wide, "would sum in another order, as alignments differ") ||
         !gcudai_cuda_may_write(w, m->n, y, true) || !gcudai_cuda_may_write_sum(m, sum, y)) {
         return GCUDAI_CUDA_TRY_FEWER;
@@ -31926,19 +31970,19 @@ static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct g
 }
 
 // The tensor at `at` is all of v, packed, read once.
-static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_look * look, int at, const struct gcuda_tensor * v) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
-    return gcudai_cuda_n_uses(look, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
+static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_snapshot * snapshot, int at, const struct gcuda_tensor * v) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
+    return gcudai_cuda_n_uses(snapshot, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
            gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
 }
 
 // Source k of the window's node i is node `value`, or a packed view of all of it; nothing else reads either.
 static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
-    int at = w->look->seen[w->at[i]].shape.src[k];
+    int at = w->snapshot->seen[w->at[i]].static_key.src[k];
     bool is_so = gcudai_cuda_is_inner(w, value);
     while (is_so && at >= 0 && at != w->at[value]) {
-        is_so = gcudai_cuda_is_packed_view(w->look, at, w->node[value]);
-        at = w->look->seen[at].shape.src[0];
+        is_so = gcudai_cuda_is_packed_view(w->snapshot, at, w->node[value]);
+        at = w->snapshot->seen[at].static_key.src[0];
     }
     return is_so && at >= 0;
 }
@@ -32025,7 +32069,7 @@ static bool gcudai_cuda_as_heads(const struct gcuda_tensor * t, int64_t ne0, int
 // The kernel sums in the order of aligned rows.
 static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64_t ne0, int64_t n_heads) {
     return norm->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 && norm->ne[1] == n_heads &&
-           gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm);
+           gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
 }
 
 // What comes before and after rope.
@@ -32270,9 +32314,9 @@ static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcuda
     const struct gcuda_tensor * probs = m->w->node[0], * sum = gcudai_cuda_of_row(m, 4), * clamp = gcudai_cuda_of_row(m, 5);
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
     p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(probs->src[0]) && gcudai_cuda_is_wide(probs);
+    p->is_wide = gcudai_cuda_is_aligned_16(probs->src[0]) && gcudai_cuda_is_aligned_16(probs);
     p->has_norm = sum != NULL;
-    p->is_wide_weights = sum != NULL && gcudai_cuda_is_wide(sum->src[0]);
+    p->is_wide_weights = sum != NULL && gcudai_cuda_is_aligned_16(sum->src[0]);
     p->has_least = clamp != NULL;
     p->least = clamp != NULL ? gcudai_param_f32(clamp, 0) : 0.0f;
     p->is_scaled = scale != NULL;
@@ -32284,8 +32328,8 @@ static int gcudai_cuda_fit_late_route(const struct gcudai_cuda_match * m, union 
     struct gcuda_route_args * p = &args->route;
     const struct gcuda_tensor * y = m->w->node[2];
     p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_wide(m->w->node[0]->src[0]);
-    p->is_wide_weights = gcudai_cuda_is_wide(y->src[0]) && gcudai_cuda_is_wide(y);
+    p->is_wide = gcudai_cuda_is_aligned_16(m->w->node[0]->src[0]);
+    p->is_wide_weights = gcudai_cuda_is_aligned_16(y->src[0]) && gcudai_cuda_is_aligned_16(y);
     return gcudai_cuda_route_arrays(m, 0, p);
 }
 
@@ -32591,7 +32635,7 @@ static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * 
     struct gcuda_glu_args glu = args->glu_mul_mat.glu;
     struct gcudai_cuda_products p = args->glu_mul_mat.products;
     glu.y.data = p.of.args[0].b.data = p.scratch;
-    p.of.args[0].is_rounded = true;
+    p.of.args[0].is_prequantized = true;
     GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
     return gcudai_cuda_run_products(&p, stream);
 }
@@ -32636,11 +32680,11 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
 // clang-format on
 
 // The nodes from place `first` of the order on that something runs for.
-static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, const int32_t * order, int first, struct gcudai_cuda_window * w) {
-    w->look = look;
+static void gcudai_cuda_window_at(const struct gcudai_cuda_snapshot * snapshot, const int32_t * order, int first, struct gcudai_cuda_window * w) {
+    w->snapshot = snapshot;
     w->n = 0;
-    for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
-        const struct gcuda_tensor * t = look->seen[order[i]].tensor;
+    for (int i = first; i < snapshot->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
+        const struct gcuda_tensor * t = snapshot->seen[order[i]].tensor;
         if (!gcudai_is_skipped(t)) {
             w->at[w->n] = order[i];
             w->place[w->n] = i;
@@ -32718,10 +32762,10 @@ static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcu
 }
 
 // The first node after node `at` that reads it, or a view of it; -1: none that is near.
-static int gcudai_cuda_reader_of(const struct gcudai_cuda_look * look, int at) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
-    for (int i = at + 1; i < look->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
-        const struct gcuda_tensor * y = look->seen[i].tensor;
+static int gcudai_cuda_reader_of(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
+    for (int i = at + 1; i < snapshot->n_nodes && i <= at + GCUDAI_CUDA_AHEAD; ++i) {
+        const struct gcuda_tensor * y = snapshot->seen[i].tensor;
         for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_skipped(y); ++k) {
             if (y->src[k] != NULL && (y->src[k] == t || y->src[k]->view_src == t)) { return i; }
         }
@@ -32734,26 +32778,26 @@ static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
 }
 
 // A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and values is none.
-static bool gcudai_cuda_is_movable(const struct gcudai_cuda_look * look, int at) {
-    const struct gcuda_tensor * t = look->seen[at].tensor;
+static bool gcudai_cuda_is_movable(const struct gcudai_cuda_snapshot * snapshot, int at) {
+    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
     if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t)) { return false; }
-    int reader = gcudai_cuda_reader_of(look, at);
-    enum gcuda_op op = reader >= 0 ? look->seen[reader].tensor->op : GCUDA_OP_NONE;
+    int reader = gcudai_cuda_reader_of(snapshot, at);
+    enum gcuda_op op = reader >= 0 ? snapshot->seen[reader].tensor->op : GCUDA_OP_NONE;
     if (op == GCUDA_OP_ADD && t->ne[1] <= GCUDAI_CUDA_FEW_TOKENS) {
-        reader = gcudai_cuda_reader_of(look, reader);
-        return reader >= 0 && gcudai_cuda_is_attention_input(look->seen[reader].tensor->op);
+        reader = gcudai_cuda_reader_of(snapshot, reader);
+        return reader >= 0 && gcudai_cuda_is_attention_input(snapshot->seen[reader].tensor->op);
     }
     return gcudai_cuda_is_attention_input(op) || op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_CPY || op == GCUDA_OP_CONT ||
            op == GCUDA_OP_FLASH_ATTN_EXT;
 }
 
 // The node at place `from` moves to place `to` before it, if it may.
-static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * order, int from, int to) {
+static bool gcudai_cuda_move_up(const struct gcudai_cuda_snapshot * snapshot, int32_t * order, int from, int to) {
     const int32_t node = order[from];
     bool may = true;
     for (int i = to; i < from && may; ++i) {
-        const struct gcuda_tensor * x = look->seen[order[i]].tensor;
-        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, look->seen[node].tensor);
+        const struct gcuda_tensor * x = snapshot->seen[order[i]].tensor;
+        may = gcudai_is_skipped(x) || gcudai_cuda_may_swap(x, snapshot->seen[node].tensor);
     }
     if (!may) { return false; }
     memmove(order + to + 1, order + to, (size_t) (from - to) * sizeof(*order));
@@ -32762,26 +32806,26 @@ static bool gcudai_cuda_move_up(const struct gcudai_cuda_look * look, int32_t * 
 }
 
 // Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after them all.
-static int gcudai_cuda_gather_products(const struct gcudai_cuda_look * look, int32_t * order, int first) {
-    const struct gcuda_tensor * a = look->seen[order[first]].tensor;
+static int gcudai_cuda_gather_products(const struct gcudai_cuda_snapshot * snapshot, int32_t * order, int first) {
+    const struct gcuda_tensor * a = snapshot->seen[order[first]].tensor;
     int to = first + 1;
     for (int is_other = 0; is_other < 2; ++is_other) {
-        for (int i = to; i < look->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
-            const struct gcuda_tensor * b = look->seen[order[i]].tensor;
+        for (int i = to; i < snapshot->n_nodes && i <= first + GCUDAI_CUDA_AHEAD && to < first + GCUDA_MUL_MAT_GROUP; ++i) {
+            const struct gcuda_tensor * b = snapshot->seen[order[i]].tensor;
             if (b->op != GCUDA_OP_MUL_MAT || b->src[1] != a->src[1] || (b->src[0]->type != a->src[0]->type) != (is_other != 0) ||
-                !gcudai_cuda_is_movable(look, order[i])) {
+                !gcudai_cuda_is_movable(snapshot, order[i])) {
                 continue;
             }
-            to += i == to || gcudai_cuda_move_up(look, order, i, to);
+            to += i == to || gcudai_cuda_move_up(snapshot, order, i, to);
         }
     }
     return to;
 }
 
-static void gcudai_cuda_order_of(const struct gcudai_cuda_look * look, bool may_move, int32_t * order) {
-    for (int i = 0; i < look->n_nodes; ++i) { order[i] = i; }
-    for (int i = 0; i < look->n_nodes && may_move; ++i) {
-        if (gcudai_cuda_is_movable(look, order[i])) { i = gcudai_cuda_gather_products(look, order, i) - 1; }
+static void gcudai_cuda_order_of(const struct gcudai_cuda_snapshot * snapshot, bool may_move, int32_t * order) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) { order[i] = i; }
+    for (int i = 0; i < snapshot->n_nodes && may_move; ++i) {
+        if (gcudai_cuda_is_movable(snapshot, order[i])) { i = gcudai_cuda_gather_products(snapshot, order, i) - 1; }
     }
 }
 
@@ -32798,21 +32842,21 @@ struct gcudai_cuda_step {
     int first, n;                      // places in the plan's order of nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
-    int lane;        // the stream that it runs on
-    int32_t event;   // recorded after it, for steps on other lanes; -1: none waits
-    int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
+    int stream;        // the stream that it runs on
+    int32_t event;   // recorded after it, for steps on other streams; -1: none waits
+    int32_t wait[GCUDAI_CUDA_STREAMS]; // for which step of each stream it waits; -1: for none
     enum gcuda_overlap overlap;      // with the previous step
     int mask;             // of the plan's, whose classes it reads; -1: none
     bool makes_classes;   // it is the first to read them
-    bool is_rounded, was_rounded;    // its products take prequantized activations; before the plan followed a change
+    bool is_prequantized, was_prequantized;    // its products take prequantized activations; before the plan followed a change
     bool is_new;                     // the plan's CUDA graph has other arguments
-    cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
+    cudaGraphNode_t last[2];         // see enum gcudai_cuda_recording: the node that its launches end with; NULL: none up to here
     struct gcudai_cuda_mm_choice choice;  // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
 
 // Which steps a capture runs, and in which of their places it notes their nodes.
-enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUDA_NOTE_NOTHING };
+enum gcudai_cuda_recording { GCUDAI_CUDA_RECORD_ALL, GCUDAI_CUDA_RECORD_NEW, GCUDAI_CUDA_RECORD_NOTHING };
 
 // A mask whose classes several steps of attention share: found once in each run.
 enum { GCUDAI_CUDA_MASKS = 8 }; // further ones are classified by each step
@@ -32826,7 +32870,7 @@ struct gcudai_cuda_mask {
 
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     int32_t * order, * next_order; // of the nodes, as they are run; the other one is scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
@@ -32835,9 +32879,9 @@ struct gcudai_cuda_plan {
     bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
     bool has_run;       // all that a first run makes exists
     bool no_graph;      // a capture failed, or copies between devices go through host memory, which captures cannot do
-    bool no_lanes;      // they could not be made
-    int n_lanes, n_events;
-    int32_t wait[GCUDAI_CUDA_LANES]; // for which steps the backend's stream waits at the end
+    bool no_streams;      // they could not be made
+    int n_streams, n_events;
+    int32_t wait[GCUDAI_CUDA_STREAMS]; // for which steps the backend's stream waits at the end
     cudaGraphExec_t exec;
     bool is_exec_current;
     bool is_relinked;    // more than arguments of steps differs from exec: the steps are others, or overlap otherwise
@@ -32863,7 +32907,7 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
 
 // The node at a place of the plan's order.
 static struct gcudai_cuda_seen * gcudai_cuda_nth(const struct gcudai_cuda_plan * plan, int place) {
-    return &plan->look.seen[plan->order[place]];
+    return &plan->snapshot.seen[plan->order[place]];
 }
 
 // The node whose result a step leaves, by its index in the graph.
@@ -32886,8 +32930,8 @@ static void gcudai_cuda_step_make(
     GCUDAI_ZERO(w);
     s->mask = -1;
     w.cu = cu;
-    if (cu->plans.use_fusion && !plan->look.no_fusion) {
-        gcudai_cuda_window_at(&plan->look, plan->order, first, &w);
+    if (cu->plans.use_fusion && !plan->snapshot.no_fusion) {
+        gcudai_cuda_window_at(&plan->snapshot, plan->order, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
     const int last = s->pattern != NULL ? w.place[n_taken - 1] : first;
@@ -32916,9 +32960,9 @@ static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcud
     if (s->pattern == NULL && gcudai_is_product(s->node->op)) { return gcudai_cuda_run_product(cu, s->node, &s->args.op, &s->choice); }
     if (s->op == NULL && s->pattern == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
     if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
     const gcuda_status st = gcudai_cuda_step_enqueue(cu, s);
-    gcudai_cuda_pool_give(&cu->pool, *s->scratch);
+    gcudai_cuda_pool_release(&cu->pool, *s->scratch);
     return st;
 }
 
@@ -32957,18 +33001,18 @@ static struct gcuda_activation_layout gcudai_cuda_layout_of(const struct gcudai_
     return job.args != NULL ? gcuda_mul_mat_layout(&job) : none;
 }
 
-static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
+static void gcudai_cuda_set_prequantized(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_prequantized) {
     const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
     struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.of.args : &s->args.op.mul_mat;
-    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_rounded = is_rounded; }
-    s->is_rounded = is_rounded && job.args != NULL;
+    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_prequantized = is_prequantized; }
+    s->is_prequantized = is_prequantized && job.args != NULL;
 }
 
 // How often the step's products read node `at` as activations.
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
     for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcudai_cuda_shape * shape = &gcudai_cuda_nth(plan, i)->shape;
+        const struct gcudai_cuda_static_key * shape = &gcudai_cuda_nth(plan, i)->static_key;
         n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
     }
     return n;
@@ -32976,7 +33020,7 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const 
 
 // The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
 static struct gcuda_activation_layout gcudai_cuda_layout_after(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->snapshot, at);
     struct gcuda_activation_layout layout, none;
     int n_reads = 0;
     GCUDAI_ZERO(layout);
@@ -33005,7 +33049,7 @@ static bool gcudai_cuda_has_room_for(
     for (int i = s->first; i < s->first + s->n && layout->bytes > 0; ++i) {
         const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const int32_t source = seen->shape.src[k];
+            const int32_t source = seen->static_key.src[k];
             const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
@@ -33015,8 +33059,8 @@ static bool gcudai_cuda_has_room_for(
 
 static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     for (int i = 0; i < plan->n_steps; ++i) {
-        plan->steps[i].was_rounded = plan->steps[i].is_rounded;
-        gcudai_cuda_set_rounded(cu, &plan->steps[i], false);
+        plan->steps[i].was_prequantized = plan->steps[i].is_prequantized;
+        gcudai_cuda_set_prequantized(cu, &plan->steps[i], false);
     }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
@@ -33028,16 +33072,16 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
             const int at = gcudai_cuda_last_of(plan, s);
-            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) { gcudai_cuda_set_prequantized(cu, &plan->steps[j], true); }
         }
     }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        s->is_new = s->is_new || s->is_rounded != s->was_rounded;
+        s->is_new = s->is_new || s->is_prequantized != s->was_prequantized;
     }
 }
 
-// ---- lanes: independent branches on separate streams ----
+// ---- forked streams: independent branches run concurrently ----
 // A region is a run of steps: its first step comes after all earlier steps, and the next step after the region waits for all of them.
 // Within a region, a step waits for earlier steps that write memory which it touches, or that touch memory which it writes. Memory
 // that the allocator gives from one branch to another is seen that way too. Lanes are chosen as if each step took a fixed time more
@@ -33056,7 +33100,7 @@ struct gcudai_cuda_region {
     int first, n; // steps
     uint64_t before[GCUDAI_CUDA_REGION]; // which steps of the region each one waits for
     double bytes[GCUDAI_CUDA_REGION];
-    int32_t last[GCUDAI_CUDA_LANES]; // of the region before, on each lane; -1: none
+    int32_t last[GCUDAI_CUDA_STREAMS]; // of the region before, on each stream; -1: none
 };
 
 static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct gcuda_tensor * t, bool is_written) {
@@ -33104,90 +33148,90 @@ static bool gcudai_cuda_region_add(struct gcudai_cuda_region * r, const struct g
     return is_ok;
 }
 
-// Estimates of a large GPU, in microseconds: what a kernel takes beyond its bytes, and a dependency from lane to lane; bytes in one.
+// Estimates of a large GPU, in microseconds: what a kernel takes beyond its bytes, and a dependency from stream to stream; bytes in one.
 static const double gcudai_cuda_kernel_us = 3.0, gcudai_cuda_cross_us = 1.5, gcudai_cuda_bytes_per_us = 3e6;
 
-// The lanes of a region's steps, when each step ends, and from when on each lane is free.
+// The streams of a region's steps, when each step ends, and from when on each stream is free.
 struct gcudai_cuda_schedule {
-    int lane[GCUDAI_CUDA_REGION];
-    double end[GCUDAI_CUDA_REGION], free_at[GCUDAI_CUDA_LANES];
+    int stream[GCUDAI_CUDA_REGION];
+    double end[GCUDAI_CUDA_REGION], free_at[GCUDAI_CUDA_STREAMS];
 };
 
-// When step j can begin on a lane. The first step is on lane 0; other lanes wait for it.
-static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const struct gcudai_cuda_schedule * s, int j, int lane) {
-    double at = s->free_at[lane];
+// When step j can begin on a stream. The first step is on stream 0; other streams wait for it.
+static double gcudai_cuda_begin_at(const struct gcudai_cuda_region * r, const struct gcudai_cuda_schedule * s, int j, int stream) {
+    double at = s->free_at[stream];
     for (int p = 0; p < j; ++p) {
-        if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, s->end[p] + (s->lane[p] == lane ? 0.0 : gcudai_cuda_cross_us)); }
+        if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, s->end[p] + (s->stream[p] == stream ? 0.0 : gcudai_cuda_cross_us)); }
     }
     return at;
 }
 
-// The lane on which each step begins first. False: in parallel they would end hardly earlier than in order.
-static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
+// The stream on which each step begins first. False: in parallel they would end hardly earlier than in order.
+static bool gcudai_cuda_region_schedule(const struct gcudai_cuda_region * r, struct gcudai_cuda_schedule * s) {
     double serial = 0.0, longest = 0.0, bytes_us = 0.0;
     bool is_used = false;
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->free_at[l] = 0.0; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { s->free_at[l] = 0.0; }
     for (int j = 0; j < r->n; ++j) {
         const double us = gcudai_cuda_kernel_us + r->bytes[j] / gcudai_cuda_bytes_per_us;
         double best = gcudai_cuda_begin_at(r, s, j, 0);
-        s->lane[j] = 0;
-        for (int l = 1; l < GCUDAI_CUDA_LANES && j > 0; ++l) {
+        s->stream[j] = 0;
+        for (int l = 1; l < GCUDAI_CUDA_STREAMS && j > 0; ++l) {
             const double at = gcudai_cuda_begin_at(r, s, j, l);
-            if (at < best) { s->lane[j] = l; }
+            if (at < best) { s->stream[j] = l; }
             best = GCUDAI_MIN(at, best);
         }
-        s->end[j] = s->free_at[s->lane[j]] = best + us;
-        for (int l = 1; l < GCUDAI_CUDA_LANES && j == 0; ++l) { s->free_at[l] = s->end[0] + gcudai_cuda_cross_us; }
-        is_used = is_used || s->lane[j] > 0;
+        s->end[j] = s->free_at[s->stream[j]] = best + us;
+        for (int l = 1; l < GCUDAI_CUDA_STREAMS && j == 0; ++l) { s->free_at[l] = s->end[0] + gcudai_cuda_cross_us; }
+        is_used = is_used || s->stream[j] > 0;
         serial += us;
-        bytes_us += us - gcudai_cuda_kernel_us; // memory is read in order whatever the lanes
-        longest = GCUDAI_MAX(longest, s->end[j] + (s->lane[j] > 0 ? gcudai_cuda_cross_us : 0.0));
+        bytes_us += us - gcudai_cuda_kernel_us; // memory is read in order whatever the streams
+        longest = GCUDAI_MAX(longest, s->end[j] + (s->stream[j] > 0 ? gcudai_cuda_cross_us : 0.0));
     }
     return is_used && GCUDAI_MAX(longest, bytes_us + gcudai_cuda_kernel_us) < 0.9 * serial;
 }
 
-// What step j of the region waits for. known: of each lane, the last step of each other lane that it has waited for.
-static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r, const int * lane, int j,
-    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES]) {
+// What step j of the region waits for. known: of each stream, the last step of each other stream that it has waited for.
+static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r, const int * stream, int j,
+    int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS]) {
     struct gcudai_cuda_step * s = &plan->steps[r->first + j];
-    s->lane = lane[j];
+    s->stream = stream[j];
     for (int p = 0; p < j; ++p) {
-        const bool is_first = p == 0 && lane[j] > 0 && known[lane[j]][0] < 0; // after all steps before the region
-        if (lane[p] != lane[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[lane[j]][lane[p]]) {
-            s->wait[lane[p]] = known[lane[j]][lane[p]] = r->first + p;
+        const bool is_first = p == 0 && stream[j] > 0 && known[stream[j]][0] < 0; // after all steps before the region
+        if (stream[p] != stream[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[stream[j]][stream[p]]) {
+            s->wait[stream[p]] = known[stream[j]][stream[p]] = r->first + p;
         }
     }
 }
 
-// Ends the region: its steps get their lanes and what they wait for. A step that has waited for a lane does not wait for its earlier
+// Ends the region: its steps get their streams and what they wait for. A step that has waited for a stream does not wait for its earlier
 // steps again.
 static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
-    struct gcudai_cuda_schedule dealt;
-    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES];
-    const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, &dealt);
+    struct gcudai_cuda_schedule schedule;
+    int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS];
+    const bool is_scheduled = r->n > 2 && gcudai_cuda_region_schedule(r, &schedule);
     memset(known, 0xff, sizeof(known)); // -1
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
         if (r->n > 0) { plan->steps[r->first].wait[l] = r->last[l]; }
         r->last[l] = -1;
     }
-    for (int j = 1; j < r->n && is_dealt; ++j) {
-        gcudai_cuda_region_waits(plan, r, dealt.lane, j, known);
-        if (dealt.lane[j] > 0) { r->last[dealt.lane[j]] = r->first + j; }
+    for (int j = 1; j < r->n && is_scheduled; ++j) {
+        gcudai_cuda_region_waits(plan, r, schedule.stream, j, known);
+        if (schedule.stream[j] > 0) { r->last[schedule.stream[j]] = r->first + j; }
     }
     r->first += r->n;
     r->n = 0;
     r->n_uses = 0;
 }
 
-static void gcudai_cuda_plan_one_lane(struct gcudai_cuda_plan * plan) {
-    plan->n_lanes = 1;
+static void gcudai_cuda_plan_one_stream(struct gcudai_cuda_plan * plan) {
+    plan->n_streams = 1;
     plan->n_events = 0;
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = -1; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { plan->wait[l] = -1; }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        s->lane = 0;
+        s->stream = 0;
         s->event = -1;
-        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->wait[l] = -1; }
+        for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { s->wait[l] = -1; }
     }
 }
 
@@ -33195,47 +33239,47 @@ static void gcudai_cuda_plan_one_lane(struct gcudai_cuda_plan * plan) {
 static void gcudai_cuda_plan_events(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     for (int i = 0; i <= plan->n_steps; ++i) {
         const int32_t * wait = i < plan->n_steps ? plan->steps[i].wait : plan->wait;
-        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+        for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
             if (wait[l] >= 0 && plan->steps[wait[l]].event < 0) { plan->steps[wait[l]].event = plan->n_events++; }
         }
-        if (i < plan->n_steps && plan->steps[i].lane > 0) {
-            plan->n_lanes = GCUDAI_MAX(plan->n_lanes, plan->steps[i].lane + 1);
-            cu->plans.stats.n_beside++;
+        if (i < plan->n_steps && plan->steps[i].stream > 0) {
+            plan->n_streams = GCUDAI_MAX(plan->n_streams, plan->steps[i].stream + 1);
+            cu->plans.stats.n_concurrent++;
         }
     }
 }
 
-static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+static void gcudai_cuda_plan_fork(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_region r;
-    bool is_ok = cu->plans.use_lanes && !plan->has_split && !plan->has_custom && !plan->no_lanes;
-    gcudai_cuda_plan_one_lane(plan);
+    bool is_ok = cu->plans.use_streams && !plan->has_split && !plan->has_custom && !plan->no_streams;
+    gcudai_cuda_plan_one_stream(plan);
     if (!is_ok) { return; }
     GCUDAI_ZERO(r);
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { r.last[l] = -1; }
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
         is_ok = gcudai_cuda_region_add(&r, plan, &plan->steps[i]);
     }
     gcudai_cuda_region_end(plan, &r);
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = r.last[l]; }
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) { plan->wait[l] = r.last[l]; }
     gcudai_free(r.uses);
     if (is_ok) {
         gcudai_cuda_plan_events(cu, plan);
     } else {
-        gcudai_cuda_plan_one_lane(plan);
+        gcudai_cuda_plan_one_stream(plan);
     }
 }
 
 // Streams and events of a plan. A first run makes them, not a capture.
-static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
-    for (int l = 1; l < plan->n_lanes; ++l) {
-        struct gcudai_cuda ** lane = &cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1];
+static gcuda_status gcudai_cuda_make_streams(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    for (int l = 1; l < plan->n_streams; ++l) {
+        struct gcudai_cuda ** fork = &cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1];
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller
-        if (*lane != NULL) { continue; }
+        if (*fork != NULL) { continue; }
         params.device = cu->device->index;
         params.stream = NULL;
         params.cublas = NULL;
-        GCUDAI_TRY(gcudai_cuda_open(&params, cu, lane));
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, fork));
     }
     struct gcudai_cuda_plans * p = &cu->plans;
     for (; p->n_events < (size_t) plan->n_events; p->n_events++) {
@@ -33245,34 +33289,34 @@ static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_lane_wait(
-    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda * lane, const int32_t * wait) {
-    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+static gcuda_status gcudai_cuda_stream_wait(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda * fork, const int32_t * wait) {
+    for (int l = 0; l < GCUDAI_CUDA_STREAMS; ++l) {
         if (wait[l] < 0) { continue; }
-        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(lane->stream, cu->plans.events[plan->steps[wait[l]].event], 0), cu->device->index,
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(fork->stream, cu->plans.events[plan->steps[wait[l]].event], 0), cu->device->index,
             "ordering branches");
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_lane_step(
+static gcuda_status gcudai_cuda_stream_step(
     struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
-    struct gcudai_cuda * lane = s->lane == 0 ? cu : cu->sides[GCUDA_CUDA_MAX_DEVICES + s->lane - 1];
-    GCUDAI_TRY(gcudai_cuda_lane_wait(cu, plan, lane, s->wait));
-    GCUDAI_TRY(gcudai_cuda_step_run(lane, s));
+    struct gcudai_cuda * fork = s->stream == 0 ? cu : cu->subs[GCUDA_CUDA_MAX_DEVICES + s->stream - 1];
+    GCUDAI_TRY(gcudai_cuda_stream_wait(cu, plan, fork, s->wait));
+    GCUDAI_TRY(gcudai_cuda_step_run(fork, s));
     if (s->event >= 0) {
-        GCUDAI_CUDA_TRY(cudaEventRecord(cu->plans.events[s->event], lane->stream), cu->device->index, "ordering branches");
+        GCUDAI_CUDA_TRY(cudaEventRecord(cu->plans.events[s->event], fork->stream), cu->device->index, "ordering branches");
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// After a failure no work may be in flight on a lane that no stream waits for.
-static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+// After a failure no work may be in flight on a stream that none waits for.
+static gcuda_status gcudai_cuda_plan_run_forked(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_lane_wait(cu, plan, cu, plan->wait) : st;
-    for (int l = 1; l < plan->n_lanes && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
-        (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
+    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_stream_step(cu, plan, &plan->steps[i]); }
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_stream_wait(cu, plan, cu, plan->wait) : st;
+    for (int l = 1; l < plan->n_streams && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
+        (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(cu->subs[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
     }
     return st;
 }
@@ -33306,10 +33350,10 @@ static void gcudai_cuda_written_add(struct gcudai_cuda_written * w, const struct
     w->n = GCUDAI_MIN(w->n + 1, GCUDAI_CUDA_WRITTEN + 1);
 }
 
-static void gcudai_cuda_written_by(const struct gcudai_cuda_look * look, struct gcudai_cuda_written * w) {
+static void gcudai_cuda_written_by(const struct gcudai_cuda_snapshot * snapshot, struct gcudai_cuda_written * w) {
     w->n = 0;
-    for (int i = 0; i < look->n_nodes; ++i) {
-        const struct gcuda_tensor * t = look->seen[i].tensor;
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        const struct gcuda_tensor * t = snapshot->seen[i].tensor;
         if (gcudai_is_skipped(t)) { continue; }
         gcudai_cuda_written_add(w, t);
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -33341,9 +33385,9 @@ static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_
 
 // Events between streams order whole kernels, the user's functions launch what they like.
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const bool may = cu->plans.use_overlap && plan->n_lanes == 1 && !plan->has_split && !plan->has_custom;
+    const bool may = cu->plans.use_overlap && plan->n_streams == 1 && !plan->has_split && !plan->has_custom;
     struct gcudai_cuda_written written;
-    if (may) { gcudai_cuda_written_by(&plan->look, &written); }
+    if (may) { gcudai_cuda_written_by(&plan->snapshot, &written); }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
@@ -33404,7 +33448,7 @@ static int gcudai_cuda_mask_of(struct gcudai_cuda_plan * plan, const struct gcud
 static int gcudai_cuda_shared_mask(struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s, bool * is_first) {
     struct gcuda_flash_attn_ext_args * p = &s->args.op.flash_attn_ext;
     p->mask_classes = NULL;
-    const size_t n_bytes = plan->n_lanes == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
+    const size_t n_bytes = plan->n_streams == 1 && p->mask.data != NULL ? gcuda_flash_attn_ext_mask_classes_bytes(p) : 0;
     return n_bytes > 0 && n_bytes != SIZE_MAX ? gcudai_cuda_mask_of(plan, p, n_bytes, s->first, is_first) : -1;
 }
 
@@ -33429,18 +33473,18 @@ static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
 }
 
 // Memory for a run. Steps that are not captured anew remember where it was.
-static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
     for (int i = 0; i < plan->n_masks; ++i) {
         struct gcudai_cuda_mask * m = &plan->masks[i];
         void * const before = m->classes;
-        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
+        GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
         plan->n_taken = i + 1;
-        if (noting == GCUDAI_CUDA_NOTE_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
+        if (recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before) { return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved"); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
-static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    while (plan->n_taken > 0) { gcudai_cuda_pool_give(&cu->pool, plan->masks[--plan->n_taken].classes); }
+static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    while (plan->n_taken > 0) { gcudai_cuda_pool_release(&cu->pool, plan->masks[--plan->n_taken].classes); }
 }
 
 static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
@@ -33450,11 +33494,11 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 }
 #else
 static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) { (void) plan; }
-static gcuda_status gcudai_cuda_masks_take(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    (void) cu, (void) plan, (void) noting;
+static gcuda_status gcudai_cuda_masks_acquire(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
+    (void) cu, (void) plan, (void) recording;
     return GCUDA_STATUS_SUCCESS;
 }
-static void gcudai_cuda_masks_give(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
+static void gcudai_cuda_masks_release(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) { (void) cu, (void) plan; }
 static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
     (void) cu, (void) plan, (void) s;
     return GCUDA_STATUS_SUCCESS;
@@ -33462,12 +33506,12 @@ static gcuda_status gcudai_cuda_step_classes(struct gcudai_cuda * cu, const stru
 #endif
 
 // Notes what the plan's nodes have in common. Weights that are split now and were not need another first run.
-static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
+static void gcudai_cuda_plan_summarize(struct gcudai_cuda_plan * plan) {
     const bool was_split = plan->has_split;
     union gcuda_args unused;
     plan->has_indices = plan->has_split = plan->has_custom = false;
-    for (int i = 0; i < plan->look.n_nodes; ++i) {
-        const struct gcuda_tensor * y = plan->look.seen[i].tensor;
+    for (int i = 0; i < plan->snapshot.n_nodes; ++i) {
+        const struct gcuda_tensor * y = plan->snapshot.seen[i].tensor;
         if (gcudai_is_skipped(y)) { continue; }
         plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y, &unused) != NULL;
         plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
@@ -33487,21 +33531,21 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
     return GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
-    bool is_stale = look->seen[node].has_changed;
+static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, int node) {
+    bool is_stale = snapshot->seen[node].has_changed;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        const int32_t source = look->seen[node].shape.src[k];
-        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
+        const int32_t source = snapshot->seen[node].static_key.src[k];
+        is_stale = is_stale || (source >= 0 && snapshot->seen[source].has_changed);
     }
     return is_stale;
 }
 
 // Chooses the paths of products on one device whose tensors have changed, or of all. Row-split weights choose when they first run.
-static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_look * look, bool all) {
-    for (int i = 0; i < look->n_nodes; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
+static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_snapshot * snapshot, bool all) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
         union gcuda_args args;
-        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(look, i))) { continue; }
+        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(snapshot, i))) { continue; }
         GCUDAI_ZERO(s->choice);
         if (gcudai_cuda_is_split(s->tensor)) { continue; }
         gcudai_op_row(s->tensor->op)->args(s->tensor, &args);
@@ -33511,16 +33555,16 @@ static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_
 }
 
 static bool gcudai_cuda_plan_may_move(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
-    return cu->plans.use_fusion && !plan->look.no_fusion && !plan->has_split;
+    return cu->plans.use_fusion && !plan->snapshot.no_fusion && !plan->has_split;
 }
 
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const struct gcudai_cuda_look * look = &plan->look;
+    const struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
     plan->n_steps = 0;
-    gcudai_cuda_plan_note(plan);
-    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->order);
-    for (int i = 0; i < look->n_nodes;) {
+    gcudai_cuda_plan_summarize(plan);
+    gcudai_cuda_order_of(snapshot, gcudai_cuda_plan_may_move(cu, plan), plan->order);
+    for (int i = 0; i < snapshot->n_nodes;) {
         if (gcudai_is_skipped(gcudai_cuda_nth(plan, i)->tensor)) {
             ++i;
             continue;
@@ -33536,10 +33580,10 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
 // Everything that depends on all steps.
 static void gcudai_cuda_plan_link(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_columns(cu, plan);
-    gcudai_cuda_plan_lanes(cu, plan);
+    gcudai_cuda_plan_fork(cu, plan);
     gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);
-    for (int i = 0; i < plan->look.n_seen; ++i) { plan->look.seen[i].has_changed = false; }
+    for (int i = 0; i < plan->snapshot.n_seen; ++i) { plan->snapshot.seen[i].has_changed = false; }
     plan->is_exec_current = false;
 }
 
@@ -33560,7 +33604,7 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
 
 // The step anew, but for its place in the plan's CUDA graph.
 static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
-    const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
+    const cudaGraphNode_t last = s->last[GCUDAI_CUDA_RECORD_ALL];
     const enum gcuda_overlap overlap = s->overlap;
     const int mask = s->mask;
     const bool makes_classes = s->makes_classes;
@@ -33568,13 +33612,13 @@ static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_
     s->is_new = true;
     s->mask = mask;
     s->makes_classes = makes_classes;
-    s->last[GCUDAI_CUDA_NOTE_ALL] = last;
+    s->last[GCUDAI_CUDA_RECORD_ALL] = last;
     s->overlap = overlap;
 }
 
-static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
-    for (int i = 0; i < look->n_nodes; ++i) {
-        if (gcudai_cuda_is_stale(look, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, look->seen[i].tensor)); }
+static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
+    for (int i = 0; i < snapshot->n_nodes; ++i) {
+        if (gcudai_cuda_is_stale(snapshot, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, snapshot->seen[i].tensor)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -33582,29 +33626,29 @@ static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const 
 // Whether the nodes would still be run in the plan's order. That is looked at where one that has moved, or one that it has passed, has
 // changed.
 static bool gcudai_cuda_order_holds(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    const struct gcudai_cuda_look * look = &plan->look;
+    const struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
     bool is_stale = false;
-    for (int i = 0; i < look->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(look, plan->order[i]); }
+    for (int i = 0; i < snapshot->n_nodes && !is_stale; ++i) { is_stale = plan->order[i] != i && gcudai_cuda_is_stale(snapshot, plan->order[i]); }
     if (!is_stale) { return true; }
-    gcudai_cuda_order_of(look, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
-    return memcmp(plan->order, plan->next_order, (size_t) look->n_nodes * sizeof(*plan->order)) == 0;
+    gcudai_cuda_order_of(snapshot, gcudai_cuda_plan_may_move(cu, plan), plan->next_order);
+    return memcmp(plan->order, plan->next_order, (size_t) snapshot->n_nodes * sizeof(*plan->order)) == 0;
 }
 
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    struct gcudai_cuda_look * look = &plan->look;
-    gcudai_cuda_plan_choose(cu, look, false);
+    struct gcudai_cuda_snapshot * snapshot = &plan->snapshot;
+    gcudai_cuda_plan_choose(cu, snapshot, false);
     bool is_as_before = gcudai_cuda_order_holds(cu, plan); // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
         const int n = s->n;
         bool is_stale = false;
-        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, plan->order[k]); }
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(snapshot, plan->order[k]); }
         if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
-        gcudai_cuda_plan_note(plan);
+        gcudai_cuda_plan_summarize(plan);
     } else {
         gcudai_cuda_plan_steps(cu, plan);
     }
@@ -33614,13 +33658,13 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
 }
 
 static void gcudai_cuda_plan_drop_graph(struct gcudai_cuda_plan * plan) {
-    if (plan->graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(plan->graph)); }
+    if (plan->graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(plan->graph)); }
     plan->graph = NULL;
 }
 
 static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
     gcudai_cuda_plan_drop_graph(plan);
-    if (plan->exec != NULL) { (void) gcudai_cuda_went_well(cudaGraphExecDestroy(plan->exec)); }
+    if (plan->exec != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphExecDestroy(plan->exec)); }
     plan->exec = NULL;
     plan->is_exec_current = false;
 }
@@ -33628,41 +33672,41 @@ static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
 static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
     if (plan == NULL) { return; }
     gcudai_cuda_plan_drop_exec(plan);
-    gcudai_cuda_look_free(&plan->look);
+    gcudai_cuda_snapshot_free(&plan->snapshot);
     gcudai_free(plan->steps);
     gcudai_free(plan->order);
     gcudai_free(plan);
 }
 
-// Takes look over, also on failure.
+// Takes snapshot over, also on failure.
 static gcuda_status gcudai_cuda_plan_make(
-    struct gcudai_cuda * cu, struct gcudai_cuda_look * look, struct gcudai_cuda_plan ** result) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_snapshot * snapshot, struct gcudai_cuda_plan ** result) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     int n = 0;
     *result = NULL;
-    for (int i = 0; i < look->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
-        st = gcudai_cuda_can_step(cu, look->seen[i].tensor);
-        n += !gcudai_is_skipped(look->seen[i].tensor);
+    for (int i = 0; i < snapshot->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcudai_cuda_can_step(cu, snapshot->seen[i].tensor);
+        n += !gcudai_is_skipped(snapshot->seen[i].tensor);
     }
     struct gcudai_cuda_plan * plan =
         st == GCUDA_STATUS_SUCCESS ? (struct gcudai_cuda_plan *) gcudai_calloc(1, sizeof(*plan)) : NULL;
     if (plan == NULL) {
-        gcudai_cuda_look_free(look);
+        gcudai_cuda_snapshot_free(snapshot);
         return st != GCUDA_STATUS_SUCCESS ? st : GCUDA_STATUS_ALLOC_FAILED;
     }
-    plan->look = *look;
+    plan->snapshot = *snapshot;
     plan->cap_steps = n;
     plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
-    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_nodes, 1), 2 * sizeof(*plan->order));
+    plan->order = (int32_t *) gcudai_calloc((size_t) GCUDAI_MAX(snapshot->n_nodes, 1), 2 * sizeof(*plan->order));
     if (plan->steps == NULL || plan->order == NULL) {
         gcudai_cuda_plan_release(plan);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
-    plan->next_order = plan->order + look->n_nodes;
-    plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
-    plan->n_bytes += 2 * (size_t) look->n_nodes * sizeof(*plan->order);
-    plan->n_bytes += look->index.cap * (sizeof(*look->index.keys) + sizeof(*look->index.values));
-    gcudai_cuda_plan_choose(cu, &plan->look, true);
+    plan->next_order = plan->order + snapshot->n_nodes;
+    plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) snapshot->n_seen * sizeof(*snapshot->seen);
+    plan->n_bytes += 2 * (size_t) snapshot->n_nodes * sizeof(*plan->order);
+    plan->n_bytes += snapshot->index.cap * (sizeof(*snapshot->index.keys) + sizeof(*snapshot->index.values));
+    gcudai_cuda_plan_choose(cu, &plan->snapshot, true);
     gcudai_cuda_plan_steps(cu, plan);
     gcudai_cuda_plan_link(cu, plan);
     st = gcudai_cuda_plan_asked(cu, plan);
@@ -33679,8 +33723,8 @@ static gcuda_status gcudai_cuda_plan_make(
 
 static uint64_t gcudai_cuda_scratch_generation(const struct gcudai_cuda * cu) {
     uint64_t generation = cu->pool.generation;
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { generation += cu->sides[i]->pool.generation; }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { generation += cu->subs[i]->pool.generation; }
     }
     return generation;
 }
@@ -33697,41 +33741,41 @@ static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * las
     const cudaError_t err = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, NULL, &nodes, &n);
 #endif
     *last = err == cudaSuccess && n == 1 ? nodes[0] : NULL;
-    return gcudai_cuda_went_well(err) && n <= 1;
+    return gcudai_cuda_ok_or_clear(err) && n <= 1;
 }
 
 // All steps, or those that are new alone, one after the other.
 static gcuda_status gcudai_cuda_plan_in_line(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
-    gcuda_status st = gcudai_cuda_masks_take(cu, plan, noting);
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording) {
+    gcuda_status st = gcudai_cuda_masks_acquire(cu, plan, recording);
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const struct gcuda_launch_series callers = *series;
     series->has_begun = false;
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        if (noting == GCUDAI_CUDA_NOTE_NEW && !s->is_new) { continue; }
+        if (recording == GCUDAI_CUDA_RECORD_NEW && !s->is_new) { continue; }
         series->overlap = s->overlap;
         st = gcudai_cuda_step_classes(cu, plan, s);
         st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_step_run(cu, s) : gcudai_cuda_fail_node(cu, st, s->node);
-        if (noting != GCUDAI_CUDA_NOTE_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
-            plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[noting]);
+        if (recording != GCUDAI_CUDA_RECORD_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
+            plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[recording]);
         }
     }
-    gcudai_cuda_masks_give(cu, plan);
+    gcudai_cuda_masks_release(cu, plan);
     *series = callers;
     return st;
 }
 
 // In a capture of the caller's, who knows of no other stream, all is on the one.
 static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    if (plan->n_lanes > 1 && !cu->is_captured && !plan->no_lanes) {
-        const gcuda_status st = gcudai_cuda_lanes_ready(cu, plan);
-        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_on_lanes(cu, plan); }
+    if (plan->n_streams > 1 && !cu->is_captured && !plan->no_streams) {
+        const gcuda_status st = gcudai_cuda_make_streams(cu, plan);
+        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_run_forked(cu, plan); }
         if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
-        plan->no_lanes = true;
+        plan->no_streams = true;
     }
-    return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_NOTE_NOTHING);
+    return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_RECORD_NOTHING);
 }
 
 // The stream that captures go through: the backend's, unless it is the caller's, who may be giving it work meanwhile.
@@ -33745,12 +33789,12 @@ static gcuda_status gcudai_cuda_capture_stream(struct gcudai_cuda * cu, cudaStre
 }
 
 static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaStream_t stream,
-    enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
+    enum gcudai_cuda_recording recording, cudaGraph_t * graph) {
     const cudaStream_t own = cu->stream;
     GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
     cu->stream = stream;
     const gcuda_status st =
-        noting == GCUDAI_CUDA_NOTE_NOTHING ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, noting);
+        recording == GCUDAI_CUDA_RECORD_NOTHING ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, recording);
     cu->stream = own;
     const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -33763,12 +33807,12 @@ static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gc
 }
 
 static gcuda_status gcudai_cuda_plan_record(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_recording recording, cudaGraph_t * graph) {
     cudaStream_t stream = NULL;
     *graph = NULL;
     GCUDAI_TRY(gcudai_cuda_capture_stream(cu, &stream));
     gcudai_mutex_lock(&gcudai_cuda_capture_lock);
-    const gcuda_status st = gcudai_cuda_plan_captured(cu, plan, stream, noting, graph);
+    const gcuda_status st = gcudai_cuda_plan_captured(cu, plan, stream, recording, graph);
     gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
     return st;
 }
@@ -33786,7 +33830,7 @@ static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
     cudaGraphExecUpdateResultInfo info;
     GCUDAI_ZERO(info);
-    if (plan->exec != NULL && !plan->is_patchable && gcudai_cuda_went_well(cudaGraphExecUpdate(plan->exec, graph, &info))) {
+    if (plan->exec != NULL && !plan->is_patchable && gcudai_cuda_ok_or_clear(cudaGraphExecUpdate(plan->exec, graph, &info))) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcudai_cuda_plan_drop_exec(plan);
@@ -33796,13 +33840,13 @@ static gcuda_status gcudai_cuda_plan_instantiate(
 
 static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
-    gcuda_status st = gcudai_cuda_plan_record(cu, plan, plan->is_patchable ? GCUDAI_CUDA_NOTE_ALL : GCUDAI_CUDA_NOTE_NOTHING, &graph);
+    gcuda_status st = gcudai_cuda_plan_record(cu, plan, plan->is_patchable ? GCUDAI_CUDA_RECORD_ALL : GCUDAI_CUDA_RECORD_NOTHING, &graph);
     plan->is_patchable = plan->is_patchable && !plan->no_patch;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph) : st;
     if (st == GCUDA_STATUS_SUCCESS && plan->is_patchable) {
         plan->graph = graph;
     } else if (graph != NULL) {
-        (void) gcudai_cuda_went_well(cudaGraphDestroy(graph));
+        (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph));
     }
     GCUDAI_TRY(st);
     gcudai_cuda_plan_is_current(cu, plan);
@@ -33817,7 +33861,7 @@ static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcu
 
 // All steps are on one stream, in order.
 static bool gcudai_cuda_plan_is_in_line(const struct gcudai_cuda_plan * plan) {
-    return (plan->n_lanes == 1 || plan->no_lanes) && !plan->has_split;
+    return (plan->n_streams == 1 || plan->no_streams) && !plan->has_split;
 }
 
 static bool gcudai_cuda_plan_may_patch(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
@@ -33838,20 +33882,20 @@ static bool gcudai_cuda_node_before(cudaGraphNode_t * node) {
     const cudaError_t err = cudaGraphNodeGetDependencies(*node, before, &n);
 #endif
     *node = n == 0 ? NULL : before[0];
-    return gcudai_cuda_went_well(err) && n <= 1;
+    return gcudai_cuda_ok_or_clear(err) && n <= 1;
 }
 
 // Node `to` of exec takes over the arguments of node `from`. Another kernel may want more than arguments.
 static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cudaGraphNode_t from) {
     struct cudaKernelNodeParams old, now;
-    return gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(to, &old)) && gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(from, &now)) &&
-           now.func == old.func && gcudai_cuda_went_well(cudaGraphExecKernelNodeSetParams(exec, to, &now));
+    return gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(to, &old)) && gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(from, &now)) &&
+           now.func == old.func && gcudai_cuda_ok_or_clear(cudaGraphExecKernelNodeSetParams(exec, to, &now));
 }
 
 // Goes backwards from the last nodes of step i in both graphs to those of the previous step, which is another one in each.
 static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGraphNode_t before_new) {
-    cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_NOTE_ALL], from = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
-    const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_NOTE_ALL] : NULL;
+    cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_RECORD_ALL], from = plan->steps[i].last[GCUDAI_CUDA_RECORD_NEW];
+    const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_RECORD_ALL] : NULL;
     bool is_ok = true;
     while (is_ok && to != before && from != before_new && to != NULL && from != NULL) {
         is_ok = gcudai_cuda_node_patch(plan->exec, to, from) && gcudai_cuda_node_before(&to) && gcudai_cuda_node_before(&from);
@@ -33863,14 +33907,14 @@ static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGr
 static bool gcudai_cuda_plan_patch(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
     cudaGraphNode_t before = NULL;
-    bool is_ok = gcudai_cuda_plan_record(cu, plan, GCUDAI_CUDA_NOTE_NEW, &graph) == GCUDA_STATUS_SUCCESS && !plan->no_patch &&
+    bool is_ok = gcudai_cuda_plan_record(cu, plan, GCUDAI_CUDA_RECORD_NEW, &graph) == GCUDA_STATUS_SUCCESS && !plan->no_patch &&
                  plan->generation == gcudai_cuda_scratch_generation(cu);
     for (int i = 0; i < plan->n_steps && is_ok; ++i) {
         if (!plan->steps[i].is_new) { continue; }
         is_ok = gcudai_cuda_step_patch(plan, i, before);
-        before = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
+        before = plan->steps[i].last[GCUDAI_CUDA_RECORD_NEW];
     }
-    if (graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(graph)); }
+    if (graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph)); }
     if (is_ok) { gcudai_cuda_plan_is_current(cu, plan); }
     cu->plans.stats.n_patched += is_ok;
     return is_ok;
@@ -33907,7 +33951,7 @@ static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcud
     }
     *is_launched = st == GCUDA_STATUS_SUCCESS;
     cu->plans.stats.n_graph_launches += *is_launched;
-    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_sides_settle(cu); } // impossible during the capture
+    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_subs_wait(cu); } // impossible during the capture
     if (*is_launched || st == GCUDA_STATUS_DEVICE_LOST) { return st; }
     gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on without a CUDA graph", gcudai_message);
     gcudai_cuda_plan_drop_exec(plan);
@@ -33920,7 +33964,7 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
     cu->may_have_bad_index = cu->may_have_bad_index || plan->has_indices;
     cu->captures_indices = cu->captures_indices || (plan->has_indices && cu->is_captured);
     if (plan->has_run && gcudai_cuda_plan_may_capture(cu, plan)) {
-        cu->has_used_sides = cu->has_used_sides || plan->has_split;
+        cu->has_used_peers = cu->has_used_peers || plan->has_split;
         GCUDAI_TRY(gcudai_cuda_plan_launch(cu, plan, &is_launched));
     }
     if (!is_launched) {
@@ -33936,40 +33980,40 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
 
 // The tensors are those that the plan knows, with their shapes.
 static gcuda_status gcudai_cuda_plan_again(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    if (!gcudai_cuda_look_again(&plan->look)) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_cuda_can_follow(cu, &plan->look));
+    if (!gcudai_cuda_snapshot_refresh(&plan->snapshot)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_can_follow(cu, &plan->snapshot));
     return gcudai_cuda_plan_follow(cu, plan);
 }
 
-// The plan becomes that of the tensors in look, which have its shape; or stays what it is, where these cannot be computed. Takes
-// look over.
+// The plan becomes that of the tensors in snapshot, which have its shape; or stays what it is, where these cannot be computed. Takes
+// snapshot over.
 static gcuda_status gcudai_cuda_plan_rebind(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
-        s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
-                         s->shape.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
+    for (int i = 0; i < snapshot->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &snapshot->seen[i];
+        s->has_changed = gcudai_cuda_is_other(s, &plan->snapshot.seen[i]) || plan->snapshot.seen[i].has_changed ||
+                         s->static_key.kind.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
         has_changed = has_changed || s->has_changed;
-        s->choice = plan->look.seen[i].choice;
+        s->choice = plan->snapshot.seen[i].choice;
     }
-    const gcuda_status st = gcudai_cuda_can_follow(cu, look);
+    const gcuda_status st = gcudai_cuda_can_follow(cu, snapshot);
     if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_cuda_look_free(look);
+        gcudai_cuda_snapshot_free(snapshot);
         return st;
     }
-    gcudai_cuda_look_free(&plan->look);
-    plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
+    gcudai_cuda_snapshot_free(&plan->snapshot);
+    plan->snapshot = *snapshot;
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = snapshot->seen[gcudai_cuda_last_of(plan, &plan->steps[i])].tensor; }
     return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
 }
 
 // The graph's shape is another: everything anew, the CUDA graph aside, which may take it over.
 static gcuda_status gcudai_cuda_plan_remake(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_cuda_plan * fresh = NULL;
-    GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
-    gcudai_cuda_look_free(&plan->look);
+    GCUDAI_TRY(gcudai_cuda_plan_make(cu, snapshot, &fresh));
+    gcudai_cuda_snapshot_free(&plan->snapshot);
     gcudai_free(plan->steps);
     gcudai_free(plan->order);
     fresh->exec = plan->exec;
@@ -33983,14 +34027,14 @@ static gcuda_status gcudai_cuda_plan_remake(
 
 static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, const struct gcuda_cgraph * graph) {
-    if (gcudai_cuda_is_same_graph(&plan->look, graph)) {
+    if (gcudai_cuda_is_same_graph(&plan->snapshot, graph)) {
         return gcudai_cuda_plan_again(cu, plan);
     }
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     if (graph != NULL) {
-        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
-        return gcudai_cuda_same_shapes(&plan->look, &look) ? gcudai_cuda_plan_rebind(cu, plan, &look)
-                                                           : gcudai_cuda_plan_remake(cu, plan, &look);
+        GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
+        return gcudai_cuda_same_shapes(&plan->snapshot, &snapshot) ? gcudai_cuda_plan_rebind(cu, plan, &snapshot)
+                                                           : gcudai_cuda_plan_remake(cu, plan, &snapshot);
     }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
@@ -33999,18 +34043,18 @@ static gcuda_status gcudai_cuda_plan_update_to(
 static gcuda_status gcudai_cuda_plan_create(
     gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * result) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     struct gcudai_cuda_plan * plan = NULL;
     *result = NULL;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
-    GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
+    GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
     const gcuda_status st = gcudai_cuda_enter_of(&scope, cu->device);
     if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_cuda_look_free(&look);
+        gcudai_cuda_snapshot_free(&snapshot);
         return st;
     }
-    const gcuda_status made = gcudai_cuda_plan_make(cu, &look, &plan);
+    const gcuda_status made = gcudai_cuda_plan_make(cu, &snapshot, &plan);
     gcudai_cuda_leave(&scope);
     *result = plan;
     return made;
@@ -34027,7 +34071,7 @@ static gcuda_status gcudai_cuda_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const gcuda_status st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph);
     gcudai_cuda_leave(&scope);
@@ -34043,11 +34087,11 @@ static bool gcudai_cuda_goes_by_node(const struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_plan_by_node(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
     struct gcuda_cgraph graph;
     GCUDAI_ZERO(graph);
-    graph.n_nodes = plan->look.n_nodes;
+    graph.n_nodes = plan->snapshot.n_nodes;
     graph.nodes = (struct gcuda_tensor **) gcudai_calloc((size_t) GCUDAI_MAX(graph.n_nodes, 1), sizeof(*graph.nodes));
     if (graph.nodes == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (int i = 0; i < graph.n_nodes; ++i) {
-        graph.nodes[i] = (struct gcuda_tensor *) (uintptr_t) plan->look.seen[i].tensor;
+        graph.nodes[i] = (struct gcuda_tensor *) (uintptr_t) plan->snapshot.seen[i].tensor;
     }
     const gcuda_status st = gcudai_cuda_run_nodes(cu, &graph);
     gcudai_free(graph.nodes);
@@ -34058,11 +34102,11 @@ static gcuda_status gcudai_cuda_plan_compute(gcuda_backend_t backend, gcuda_back
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_plan * p = (struct gcudai_cuda_plan *) plan;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
+    gcudai_cuda_detect_capture(cu);
     gcuda_status st = gcudai_cuda_goes_by_node(cu) ? gcudai_cuda_plan_by_node(cu, p) : gcudai_cuda_plan_run(cu, p);
-    st = gcudai_cuda_note(cu, st);
+    st = gcudai_cuda_mark_lost(cu, st);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -34101,7 +34145,7 @@ static void gcudai_cuda_cache_trim(struct gcudai_cuda * cu) {
 // The plan of this graph, or of one with the same tensors.
 static struct gcudai_cuda_plan * gcudai_cuda_cache_same(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda_plan * p = cu->plans.first;
-    while (p != NULL && !gcudai_cuda_is_same_graph(&p->look, graph)) { p = p->next; }
+    while (p != NULL && !gcudai_cuda_is_same_graph(&p->snapshot, graph)) { p = p->next; }
     return p;
 }
 
@@ -34111,14 +34155,14 @@ static struct gcudai_cuda_plan * gcudai_cuda_older(struct gcudai_cuda_plan * a, 
 
 // A plan of the same shape: the one with the same values; or else one of the same part of a model. Of these it is the least recently
 // used one, if there are enough of them or it was used with other sizes of dynamic tensors.
-static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
+static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
     struct gcudai_cuda_plan * oldest = NULL, * resized = NULL;
     int n = 0;
     for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
-        if (!gcudai_cuda_same_shapes(&p->look, look)) { continue; }
-        if (gcudai_cuda_same_seen(&p->look, look)) { return p; }
-        if (!gcudai_cuda_same_leafs(&p->look, look)) { continue; }
-        if (gcudai_cuda_same_sizes(&p->look, look)) {
+        if (!gcudai_cuda_same_shapes(&p->snapshot, snapshot)) { continue; }
+        if (gcudai_cuda_same_seen(&p->snapshot, snapshot)) { return p; }
+        if (!gcudai_cuda_same_leafs(&p->snapshot, snapshot)) { continue; }
+        if (gcudai_cuda_same_sizes(&p->snapshot, snapshot)) {
             oldest = gcudai_cuda_older(oldest, p);
             n++;
         } else {
@@ -34130,18 +34174,18 @@ static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu,
 
 static gcuda_status gcudai_cuda_cache_find(
     struct gcudai_cuda * cu, const struct gcuda_cgraph * graph, struct gcudai_cuda_plan ** plan) {
-    struct gcudai_cuda_look look;
+    struct gcudai_cuda_snapshot snapshot;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     *plan = gcudai_cuda_cache_same(cu, graph);
     if (*plan != NULL) {
         st = gcudai_cuda_plan_again(cu, *plan);
     } else {
-        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
-        *plan = gcudai_cuda_cache_twin(cu, &look);
+        GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
+        *plan = gcudai_cuda_cache_twin(cu, &snapshot);
         if (*plan != NULL) {
-            st = gcudai_cuda_plan_rebind(cu, *plan, &look);
+            st = gcudai_cuda_plan_rebind(cu, *plan, &snapshot);
         } else {
-            GCUDAI_TRY(gcudai_cuda_plan_make(cu, &look, plan));
+            GCUDAI_TRY(gcudai_cuda_plan_make(cu, &snapshot, plan));
             (*plan)->next = cu->plans.first;
             cu->plans.first = *plan;
             cu->plans.stats.n_plans++;
@@ -34177,12 +34221,12 @@ static gcuda_status gcudai_cuda_compute_planned(struct gcudai_cuda * cu, const s
 static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
+    gcudai_cuda_detect_capture(cu);
     const bool by_node = gcudai_cuda_goes_by_node(cu) || cu->plans.max_plans < 0;
     gcuda_status st = by_node ? gcudai_cuda_run_nodes(cu, graph) : gcudai_cuda_compute_planned(cu, graph);
-    st = gcudai_cuda_note(cu, st);
+    st = gcudai_cuda_mark_lost(cu, st);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -34194,7 +34238,7 @@ static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
     cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
     const char * opt = gcudai_env("GCUDA_CUDA_GRAPH_OPT");
-    cu->plans.use_lanes = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
+    cu->plans.use_streams = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
     const char * pdl = gcudai_env("GCUDA_CUDA_PDL");
     cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl == NULL || strcmp(pdl, "0") != 0) && gcuda_has_overlap();
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
@@ -34205,9 +34249,9 @@ static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct
 
 static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
     gcudai_cuda_cache_clear(cu);
-    if (cu->plans.stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->plans.stream)); }
+    if (cu->plans.stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->plans.stream)); }
     cu->plans.stream = NULL;
-    for (size_t i = 0; i < cu->plans.n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->plans.events[i])); }
+    for (size_t i = 0; i < cu->plans.n_events; ++i) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->plans.events[i])); }
     gcudai_free(cu->plans.events);
     cu->plans.events = NULL;
     cu->plans.n_events = cu->plans.cap_events = 0;
@@ -34245,7 +34289,7 @@ static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
 // The status of a call on the backend's stream.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
+                              : gcudai_cuda_mark_lost(cu, gcudai_cuda_fail(err, call, cu->device->index, "%s", gcudai_quoted(name)));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -34265,7 +34309,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     if (!cu->owns_stream && gcudai_cuda_is_captured(cu)) { // waiting would spoil the capture
         gcudai_cuda_leave(&scope);
@@ -34283,7 +34327,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     }
     err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
     gcuda_status st = gcudai_cuda_result(cu, err, "cudaStreamSynchronize", "queued work");
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_sides_check(cu) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_subs_check(cu) : st;
     if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
         cu->may_have_bad_index = false;
         st = gcudai_cuda_fail_index(cu);
@@ -34304,7 +34348,7 @@ static gcuda_status gcudai_cuda_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
@@ -34317,7 +34361,7 @@ static gcuda_status gcudai_cuda_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
@@ -34327,14 +34371,14 @@ static gcuda_status gcudai_cuda_get_async(
 }
 
 // Which of two backends a failed copy between them has lost: ask both.
-static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_cuda * b, gcuda_status st) {
+static gcuda_status gcudai_cuda_mark_lost_both(struct gcudai_cuda * a, struct gcudai_cuda * b, gcuda_status st) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
         struct gcudai_cuda * cu = i == 0 ? a : b;
         const bool is_in = gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS;
         const cudaError_t err = is_in ? cudaStreamQuery(cu->stream) : cudaSuccess;
-        (void) gcudai_cuda_went_well(err);
-        if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_note(cu, st); }
+        (void) gcudai_cuda_ok_or_clear(err);
+        if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_mark_lost(cu, st); }
         if (is_in) { gcudai_cuda_leave(&scope); }
     }
     return st;
@@ -34378,8 +34422,8 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
     if (from->device != to->device && (from->device->context != NULL || to->device->context != NULL)) {
         return GCUDA_STATUS_UNSUPPORTED; // from context to context: through the host
     }
-    GCUDAI_TRY(gcudai_cuda_alive(from));
-    GCUDAI_TRY(gcudai_cuda_alive(to));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(from));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(to));
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (from->device == to->device) {
         st = gcudai_cuda_copy_within(from, src, dst);
@@ -34387,7 +34431,7 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
         const size_t size = gcuda_nbytes(dst);
         const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1, 0 };
         st = gcudai_cuda_name_copy(gcudai_cuda_send(from, to, move, from->stream), src->name, from->device->index, to->device->index);
-        st = gcudai_cuda_note_both(from, to, st);
+        st = gcudai_cuda_mark_lost_both(from, to, st);
     }
     return st == GCUDA_STATUS_SUCCESS && from != to ? gcudai_cuda_wait_for_copy(from, to, dst->name) : st;
 }
@@ -34395,7 +34439,7 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
 static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (event->device != &cu->device->device) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
             gcuda_backend_dev_name(event->device), cu->device->name);
@@ -34409,7 +34453,7 @@ static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_back
 static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
             cu->device->name, gcuda_backend_dev_name(event->device));
@@ -34436,22 +34480,22 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
     const bool is_captured = cu->stream != NULL && !cu->owns_stream && gcudai_cuda_is_captured(cu);
-    if (cu->stream != NULL && !is_captured) { gcudai_cuda_side_wait(cu); }
+    if (cu->stream != NULL && !is_captured) { gcudai_cuda_sub_wait(cu); }
     gcudai_cuda_unlist(cu);
     gcudai_cuda_plans_close(cu);
-    gcudai_cuda_sides_free(cu);
+    gcudai_cuda_subs_free(cu);
     gcudai_cublas_close(cu, is_captured);
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
     gcudai_cuda_cancel_close(cu);
     for (int i = 0; i < 2; ++i) {
-        if (cu->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->copies[i])); }
+        if (cu->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->copies[i])); }
     }
-    if (cu->copied != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->copied)); }
-    if (cu->waited != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->waited)); }
-    gcudai_cuda_give(&cu->flags);
-    gcudai_cuda_give(&cu->flags_host);
-    if (cu->owns_stream) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->stream)); }
+    if (cu->copied != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->copied)); }
+    if (cu->waited != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(cu->waited)); }
+    gcudai_cuda_mem_free(&cu->flags);
+    gcudai_cuda_mem_free(&cu->flags_host);
+    if (cu->owns_stream) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(cu->stream)); }
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(cu->device);
     gcudai_free(cu);
@@ -34484,8 +34528,8 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->copied, cudaEventDisableTiming), device, "making an event");
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device,
         "making an event");
-    GCUDAI_TRY(gcudai_cuda_take(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
-    GCUDAI_TRY(gcudai_cuda_take_pinned(
+    GCUDAI_TRY(gcudai_cuda_mem_alloc(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
+    GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(
         &cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), "flags", &cu->flags_host));
     cu->bad_index = (int32_t *) cu->flags.ptr;
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
@@ -34526,7 +34570,7 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
-// whole: what the new one is a side of, whose budget it shares; NULL: nothing.
+// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
 static gcuda_status gcudai_cuda_open(
     const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
     struct gcudai_cuda_scope scope;
@@ -34583,8 +34627,8 @@ static gcuda_status gcudai_cuda_open(
     return st;
 }
 
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
-    return gcuda_backend_is_cuda(backend) && ((struct gcudai_cuda *) backend)->plans.use_lanes;
+static bool gcudai_cuda_has_forked_streams(gcuda_backend_t backend) {
+    return gcuda_backend_is_cuda(backend) && ((struct gcudai_cuda *) backend)->plans.use_streams;
 }
 
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
@@ -34630,8 +34674,8 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     size_t idle = cu->pool.reserved - cu->pool.in_use;
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { idle += cu->sides[i]->pool.reserved - cu->sides[i]->pool.in_use; }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { idle += cu->subs[i]->pool.reserved - cu->subs[i]->pool.in_use; }
     }
     *stats = gcudai_cuda_ledger_stats(&cu->ledger, idle);
     return GCUDA_STATUS_SUCCESS;
@@ -34649,7 +34693,7 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_cancel_close(cu);
-    const gcuda_status st = callback != NULL ? gcudai_cuda_note(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
+    const gcuda_status st = callback != NULL ? gcudai_cuda_mark_lost(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
     if (st == GCUDA_STATUS_SUCCESS) {
         cu->cancel.callback = callback;
         cu->cancel.data = data;
@@ -34670,10 +34714,10 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_pool_release(&cu->pool);
+    gcudai_cuda_pool_trim_unused(&cu->pool);
     gcudai_cuda_leave(&scope);
-    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
-        if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
+    for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
+        if (cu->subs[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->subs[i]->backend)); }
     }
     return before;
 }
@@ -34706,10 +34750,10 @@ static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_
     GCUDAI_TRY(gcudai_want_aligned(y, y));
     for (int i = 0; i < n_src; ++i) { GCUDAI_TRY(gcudai_want_aligned(y, y->src[i])); }
     if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
-    const gcuda_status st = gcudai_cuda_note(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
+    gcudai_cuda_detect_capture(cu);
+    const gcuda_status st = gcudai_cuda_mark_lost(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -35090,7 +35134,7 @@ static void gcudai_job_fail(struct gcuda_cuda_uploader * up, struct gcudai_uploa
     }
 }
 
-static gcuda_status gcudai_uploader_alive(const struct gcuda_cuda_uploader * up) {
+static gcuda_status gcudai_uploader_check_not_lost(const struct gcuda_cuda_uploader * up) {
     return up->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(up->lost, "uploader of %s: the device was lost in an earlier copy", up->device->name);
@@ -35115,7 +35159,7 @@ static bool gcudai_slot_add(struct gcuda_cuda_uploader * up, struct gcudai_uploa
     return true;
 }
 
-static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up);
+static void gcudai_uploader_advance(struct gcuda_cuda_uploader * up);
 
 // Fills the next free slot with pieces of the waiting jobs; false when there is no such slot or no job.
 static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
@@ -35127,7 +35171,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
     for (; up->unplanned != NULL; up->unplanned = up->unplanned->next) {
         struct gcudai_upload_job * job = up->unplanned;
         if (job->status == GCUDA_STATUS_SUCCESS) {
-            const gcuda_status st = gcudai_uploader_alive(up);
+            const gcuda_status st = gcudai_uploader_check_not_lost(up);
             if (st != GCUDA_STATUS_SUCCESS) { gcudai_job_fail(up, job, st); }
         }
         if (job->status != GCUDA_STATUS_SUCCESS) { // drops the rest
@@ -35139,7 +35183,7 @@ static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
         }
     }
     if (s->n_pieces > 0) { up->n_used++; }
-    gcudai_uploader_settle(up);
+    gcudai_uploader_advance(up);
     return true;
 }
 
@@ -35232,7 +35276,7 @@ static void gcudai_job_end(struct gcuda_cuda_uploader * up, struct gcudai_upload
 }
 
 // All that follows from a change: slots are handed over and become free in their order, jobs end in theirs.
-static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up) {
+static void gcudai_uploader_advance(struct gcuda_cuda_uploader * up) {
     for (int i = 0; i < up->n_used; ++i) {
         struct gcudai_upload_slot * s = gcudai_uploader_used(up, i);
         if (s->state == GCUDAI_SLOT_FILL) {
@@ -35297,7 +35341,7 @@ static void gcudai_slot_copy_some(struct gcuda_cuda_uploader * up, struct gcudai
     }
     gcudai_mutex_lock(&up->lock);
     s->n_copied += end - first;
-    if (s->n_copied == s->n_pieces) { gcudai_uploader_settle(up); }
+    if (s->n_copied == s->n_pieces) { gcudai_uploader_advance(up); }
 }
 
 static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
@@ -35311,7 +35355,7 @@ static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
         s = gcudai_uploader_used(up, i);
         if (s->state == GCUDAI_SLOT_BUSY) {
             gcudai_slot_await(up, s);
-            gcudai_uploader_settle(up);
+            gcudai_uploader_advance(up);
             return true;
         }
     }
@@ -35398,7 +35442,7 @@ static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const 
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, what));
     if (size > 0) { GCUDAI_TRY(gcudai_uploader_check(up, tensor, what)); }
     gcudai_mutex_lock(&up->lock);
-    gcuda_status st = gcudai_uploader_alive(up);
+    gcuda_status st = gcudai_uploader_check_not_lost(up);
     struct gcudai_upload_job * job = st == GCUDA_STATUS_SUCCESS && size > 0 ? gcudai_uploader_new_job(up) : NULL;
     if (job != NULL) {
         job->on_device = (char *) tensor->data + offset;
@@ -35467,7 +35511,7 @@ gcuda_status gcuda_cuda_upload_event_wait(
     struct gcudai_cuda_scope scope;
     gcuda_cuda_ticket meant = 0;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_event_wait", &meant));
     struct gcudai_upload_job * job = gcudai_uploader_find(uploader->head, meant);
     while (job != NULL && job->handed_over < job->size) {
@@ -35496,7 +35540,7 @@ gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcud
         return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL")
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
     if (st == GCUDA_STATUS_SUCCESS) {
@@ -35521,12 +35565,12 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
     }
     for (int i = 0; i < up->n_threads; ++i) { gcudai_thread_join(&up->threads[i]); }
     const bool is_in = gcudai_cuda_enter_of(&scope, up->device) == GCUDA_STATUS_SUCCESS;
-    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(up->stream)); }
+    if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(up->stream)); }
     for (int i = 0; i < up->n_slots; ++i) {
-        if (up->slots[i].event != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(up->slots[i].event)); }
-        gcudai_cuda_give(&up->slots[i].piece);
+        if (up->slots[i].event != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(up->slots[i].event)); }
+        gcudai_cuda_mem_free(&up->slots[i].piece);
     }
-    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(up->stream)); }
+    if (up->stream != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamDestroy(up->stream)); }
     if (is_in) { gcudai_cuda_leave(&scope); }
     if (up->has_changed) { gcudai_cond_destroy(&up->changed); }
     if (up->has_lock) { gcudai_mutex_destroy(&up->lock); }
@@ -35553,7 +35597,7 @@ static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
     GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device,
         "making an uploader's stream");
     for (int i = 0; i < up->n_slots; ++i) {
-        GCUDAI_TRY(gcudai_cuda_take_pinned(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_STAGING,
+        GCUDAI_TRY(gcudai_cuda_mem_alloc_pinned(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_STAGING,
             up->slot_bytes, "a slot of an uploader", &up->slots[i].piece));
         up->slots[i].memory = (char *) up->slots[i].piece.ptr;
         GCUDAI_CUDA_TRY(
@@ -35662,9 +35706,9 @@ static void gcudai_nvtx_pop(void) {}
 static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p) {
     if (p == NULL) { return; }
     for (int i = 0; i < 2; ++i) {
-        if (p->starts[i] != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->starts[i])); }
+        if (p->starts[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(p->starts[i])); }
     }
-    for (int i = 0; i < p->n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->events[i])); }
+    for (int i = 0; i < p->n_events; ++i) { (void) gcudai_cuda_ok_or_clear(cudaEventDestroy(p->events[i])); }
     gcudai_free(p->events);
     gcudai_free(p->records);
     gcudai_free(p);
@@ -35808,7 +35852,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const gcuda_status st = gcudai_cuda_profile_start(cu);
     gcudai_cuda_leave(&scope);
@@ -35816,7 +35860,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
 }
 
 // With all times of records there, or dropped.
-static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
+static gcuda_status gcudai_cuda_profile_resolve_of(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, (*cu)->device));
@@ -35827,7 +35871,7 @@ static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const ch
 
 gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
-    const gcuda_status st = gcudai_cuda_profile_settle(backend, "cuda_profile_end", &cu);
+    const gcuda_status st = gcudai_cuda_profile_resolve_of(backend, "cuda_profile_end", &cu);
     if (cu != NULL && cu->profile != NULL) { cu->profile->is_on = false; }
     return st;
 }
@@ -35840,7 +35884,7 @@ gcuda_status gcuda_cuda_profile_get(
     }
     *records = NULL;
     *n_records = 0;
-    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_get", &cu));
+    GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_get", &cu));
     *records = cu->profile->records;
     *n_records = cu->profile->n;
     return GCUDA_STATUS_SUCCESS;
@@ -35913,7 +35957,7 @@ static void gcudai_trace_record(FILE * f, int device, const struct gcuda_cuda_pr
 
 gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
     struct gcudai_cuda * cu = NULL;
-    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_write_trace", &cu));
+    GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_write_trace", &cu));
     FILE * f = path ? fopen(path, "wb") : NULL;
     if (f == NULL) {
         return gcudai_fail(
@@ -36052,7 +36096,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     struct gcudai_cuda_buffer b;
     size_t size = 0;
     GCUDAI_ZERO(b);
-    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS ||
+    if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS ||
         gcudai_cuda_check_memory(memory, &size) != GCUDA_STATUS_SUCCESS ||
         gcudai_cuda_enter_of(&scope, cu->device) != GCUDA_STATUS_SUCCESS) {
         return NULL;
@@ -36061,7 +36105,7 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
     gcuda_backend_buffer_t buffer = NULL;
     if (gcudai_cuda_is_fd(memory->type) && fd < 0) {
         gcudai_fail(GCUDA_STATUS_IO, "import_memory: descriptor %d cannot be copied", memory->fd);
-    } else if (gcudai_cuda_note(cu, gcudai_cuda_map_external(cu->device, memory, size, fd, &b)) == GCUDA_STATUS_SUCCESS) {
+    } else if (gcudai_cuda_mark_lost(cu, gcudai_cuda_map_external(cu->device, memory, size, fd, &b)) == GCUDA_STATUS_SUCCESS) {
         buffer = gcudai_cuda_buffer_new(cu->device, b.ptr, size, NULL);
     }
     if (buffer != NULL) {
@@ -36108,7 +36152,7 @@ static gcuda_status gcudai_cuda_import_semaphore(struct gcudai_cuda * cu,
 gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_semaphore");
-    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
     if (semaphore == NULL) {
         gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
         return NULL;
@@ -36144,7 +36188,7 @@ static gcuda_status gcudai_cuda_semaphore_use(
     struct cudaExternalSemaphoreWaitParams wait;
     struct cudaExternalSemaphoreSignalParams signal;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     if (s == NULL || s->device != cu->device) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
             s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
@@ -36368,9 +36412,9 @@ static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
 
 static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_conv_args * args) {
 #if GCUDAI_KERNEL_HAS(CONV)
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
     const gcuda_status st = gcuda_launch_conv_2d_packed(args, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, args->scratch);
+    gcudai_cuda_pool_release(&cu->pool, args->scratch);
     return st;
 #else
     (void) cu, (void) args;
@@ -36640,7 +36684,7 @@ gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return NUL
 static void gcudai_cuda_unregister_all(void) {}
 static void gcudai_cublas_forget(void) {}
 static void gcudai_cuda_forget(void) {}
-static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) { return false; }
+static bool gcudai_cuda_has_forked_streams(gcuda_backend_t backend) { return false; }
 
 #if GCUDAI_GNU_LIKE
 #pragma GCC diagnostic pop
@@ -36832,7 +36876,7 @@ void gcuda_shutdown(void) {
 // Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that one operation
 // writes. Backends are assigned to groups.
 
-enum gcudai_sched_why {
+enum gcudai_sched_reason {
     GCUDAI_SCHED_NOBODY,
     GCUDAI_SCHED_CALLER,
     GCUDAI_SCHED_PLACED,
@@ -36870,7 +36914,7 @@ struct gcudai_sched_item {
     int32_t first_copy;
     int32_t n_writes; // of an owner: in-place writes by the nodes divided so far
     int32_t why_item; // the weight that decided the backend
-    uint8_t why;
+    uint8_t reason;
     bool is_placed, is_node, is_written; // is_written: an owner that some node writes in place
     int32_t node;                        // of a node: its index in the graph
     gcuda_backend_buffer_type_t placed_in; // of an owner that is placed
@@ -37070,7 +37114,7 @@ static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcud
     if (s->galloc == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     s->galloc->keeps_retired = true;
     for (int i = 0; i < s->n_backends; ++i) {
-        s->galloc->keeps_branches = s->galloc->keeps_branches || gcudai_cuda_has_lanes(s->backends[i].backend);
+        s->galloc->keeps_branches = s->galloc->keeps_branches || gcudai_cuda_has_forked_streams(s->backends[i].backend);
     }
     return gcudai_map_reserve(&s->map, p->graph_size);
 }
@@ -37326,10 +37370,10 @@ static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     return *known == 1;
 }
 
-static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcudai_sched_why why) {
+static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcudai_sched_reason reason) {
     struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
     rep->backend = b;
-    rep->why = (uint8_t) why;
+    rep->reason = (uint8_t) reason;
 }
 
 // Fails with the reason why no backend, or not backend b (b >= 0), takes the group of an item.
@@ -37481,7 +37525,7 @@ static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
 static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcudai_sched_item * group = &s->items[rep];
-    if (group->why == GCUDAI_SCHED_CALLER || group->first_member != node || s->items[node].next_member >= 0) { return; }
+    if (group->reason == GCUDAI_SCHED_CALLER || group->first_member != node || s->items[node].next_member >= 0) { return; }
     for (int b = 0; b < group->backend; ++b) {
         bool is_better = s->backends[b].buft == s->backends[group->backend].buft && gcudai_sched_can(s, b, rep);
         for (int k = 0; k < GCUDA_MAX_SRC && is_better; ++k) {
@@ -37882,7 +37926,7 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
 }
 
 // Reports graphs larger than the reserved one, for GCUDA_SCHED_DEBUG_REALLOC: 1 warns, 2 fails.
-static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
+static gcuda_status gcudai_sched_report_growth(gcuda_backend_sched_t s) {
     if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
     s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is overwritten
@@ -37985,7 +38029,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     bool fits = false;
     if (is_same) { GCUDAI_TRY(gcudai_gallocr_plan_fits(s->galloc, &g, &fits)); }
     if (!fits) {
-        GCUDAI_TRY(gcudai_sched_note_growth(s));
+        GCUDAI_TRY(gcudai_sched_report_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
     }
     GCUDAI_TRY(gcudai_gallocr_assign_graph(s->galloc, &g)); // a failure here is the backend's and must not cause a reserve
@@ -38499,7 +38543,7 @@ static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_ten
 }
 
 // Saves t, or the owner of t if it is a view.
-static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
+static void gcudai_sched_save_kept(gcuda_backend_sched_t s, struct gcuda_tensor * t, struct gcudai_sched_kept * all, int * n, size_t * n_bytes) {
     t = t != NULL && t->view_src != NULL ? t->view_src : t;
     if (!gcudai_sched_is_kept(s, t)) { return; }
     struct gcudai_sched_key * key = &s->keys[gcudai_map_get(&s->map, t)];
@@ -38514,13 +38558,13 @@ static void gcudai_sched_note_kept(gcuda_backend_sched_t s, struct gcuda_tensor 
     key->has_changed = true; // saved once
 }
 
-static int gcudai_sched_note_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {
+static int gcudai_sched_save_all_kept(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcudai_sched_kept * all, size_t * n_bytes) {
     int n = 0;
     gcudai_sched_forget_changes(s);
-    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_note_kept(s, graph->leafs[i], all, &n, n_bytes); }
+    for (int i = 0; i < graph->n_leafs; ++i) { gcudai_sched_save_kept(s, graph->leafs[i], all, &n, n_bytes); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         for (int k = 0; k < GCUDA_MAX_SRC && graph->nodes[i] != NULL; ++k) {
-            gcudai_sched_note_kept(s, graph->nodes[i]->src[k], all, &n, n_bytes);
+            gcudai_sched_save_kept(s, graph->nodes[i]->src[k], all, &n, n_bytes);
         }
     }
     return n;
@@ -38532,7 +38576,7 @@ static gcuda_status gcudai_sched_keep_leafs(gcuda_backend_sched_t s, const struc
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     gcudai_sched_forget_kept(s);
     s->kept = (struct gcudai_sched_kept *) gcudai_calloc((size_t) GCUDAI_MAX(s->n_items, 1), sizeof(*s->kept));
-    s->n_kept = s->kept != NULL ? gcudai_sched_note_all_kept(s, graph, s->kept, &n_bytes) : 0;
+    s->n_kept = s->kept != NULL ? gcudai_sched_save_all_kept(s, graph, s->kept, &n_bytes) : 0;
     s->kept_bytes = s->kept != NULL ? (char *) gcudai_alloc(n_bytes + 1) : NULL;
     if (s->kept_bytes == NULL) { st = GCUDA_STATUS_ALLOC_FAILED; }
     if (st == GCUDA_STATUS_SUCCESS && s->n_kept > 0) { st = gcudai_sched_sync(s); }
@@ -38655,15 +38699,15 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 
 // ---- text ----
 
-static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
+static void gcudai_sched_text_reason(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
     static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input", "reads weight",
         "offloaded with weight", "like the node before", "like the node after", "has most of its sources",
         "preferred, in the same memory", "is read there", "is read nowhere" };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
-    gcudai_append(out, "%s", words[rep->why]);
-    if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
+    gcudai_append(out, "%s", words[rep->reason]);
+    if (rep->reason == GCUDAI_SCHED_WEIGHT || rep->reason == GCUDAI_SCHED_OFFLOAD) {
         gcudai_append(out, " %s", gcudai_called(&s->own[rep->why_item]));
     }
     if (rep != &s->items[i]) { gcudai_append(out, ", with %s", gcudai_called(&s->own[rep - s->items])); }
@@ -38685,7 +38729,7 @@ static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text *
         if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
     }
     gcudai_append(out, ": ");
-    gcudai_sched_text_why(s, out, i);
+    gcudai_sched_text_reason(s, out, i);
     gcudai_append(out, "\n");
 }
 
@@ -39950,7 +39994,7 @@ static gcuda_status gcudai_gguf_find_items(struct gcudai_gguf_loading * l) {
     l->items = (struct gcudai_gguf_item *) gcudai_calloc(GCUDAI_MAX(l->g->n_tensors, (size_t) 1), sizeof(*l->items));
     if (l->items == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
-        if (gcudai_is_ours(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
+        if (gcudai_needs_memory(t)) { GCUDAI_TRY(gcudai_gguf_find_item(l, t)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40269,7 +40313,7 @@ static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
         if (t != NULL) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
     }
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(l->ctx); t != NULL; t = gcuda_get_next_tensor(l->ctx, t)) {
-        if (t->view_src != NULL && gcudai_is_ours(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
+        if (t->view_src != NULL && gcudai_needs_memory(t->view_src)) { t->buffer = NULL; t->data = NULL; t->extra = NULL; }
     }
     for (size_t i = 0; i < l->buffers.n; ++i) { gcuda_backend_buffer_free(l->buffers.items[i]); }
 }

@@ -12,7 +12,7 @@
 //   >>k-norm            norms, soft_max, cumsum, rope, routing of experts
 //   >>k-conv-packed     packed image and weights of large convolutions, shared by parts 11 and 13
 //   >>k-conv            convolution, pooling, resampling
-//   >>k-ssm             recurrences: state spaces (chunked scan), linear attention, triangular systems
+//   >>k-recurrent       recurrences: state spaces (chunked scan), linear attention, triangular systems
 //   >>k-sort            argsort, top_k
 //   >>k-mul-mat         matrix products: the general kernel for every type, stride and size; code shared by all paths
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
@@ -263,8 +263,8 @@ static inline divisor divisor_of(int64_t n) {
     if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
     return d;
 }
-static inline __device__ uint32_t d_quotient(uint32_t x, const divisor & d) { return (__umulhi(x, d.factor) + x) >> d.shift; }
-static inline __device__ int d_divide(int x, const divisor & d) { return (int) d_quotient((uint32_t) x, d); }
+static inline __device__ uint32_t d_fast_div(uint32_t x, const divisor & d) { return (__umulhi(x, d.factor) + x) >> d.shift; }
+static inline __device__ int d_divide(int x, const divisor & d) { return (int) d_fast_div((uint32_t) x, d); }
 static inline __device__ int d_remainder(int x, const divisor & d) { return x - d_divide(x, d) * (int) d.n; }
 
 struct d_index {
@@ -991,7 +991,7 @@ static inline __device__ uint32_t d_tf32(float v) { // round to nearest, ties aw
     return v != v ? w : (w + 0x1000u) & 0xffffe000u;
 #endif
 }
-static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
+static inline __device__ uint32_t d_pack_half2(float lo, float hi) {
     const __half2 h = __floats2half2_rn(lo, hi);
     uint32_t w;
     memcpy(&w, &h, 4);
@@ -1000,7 +1000,7 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
 
 // ldmatrix.x4: four 8 x 8 matrices of halves from shared memory. Lane l passes the address of row l % 8 of matrix l / 8
 // and receives from each matrix the two halves at column 2 (l % 4) of row l / 4. Rows are aligned to 16 bytes.
-static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
+static inline __device__ void d_ldmatrix_x4_at(uint32_t * v, d_shared_at row) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -1014,9 +1014,9 @@ static inline __device__ void d_matrices_at(uint32_t * v, d_shared_at row) {
     }
 #endif
 }
-static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_matrices_at(v, d_shared_at_of((char *) row)); }
+static inline __device__ void d_ldmatrix_x4(uint32_t * v, const char * row) { d_ldmatrix_x4_at(v, d_shared_at_of((char *) row)); }
 // ldmatrix.x4.trans: each matrix transposed.
-static inline __device__ void d_matrices_transposed_at(uint32_t * v, d_shared_at row) {
+static inline __device__ void d_ldmatrix_x4_trans_at(uint32_t * v, d_shared_at row) {
 #if defined(GCUDAI_SIM)
     sim_ldmatrix<4, true>(v, row);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
@@ -2384,14 +2384,14 @@ const char * gcuda_kernels_archs(void) {
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 // A strided copy as nested loops over units. Dimensions are in the order of y's strides and merged where both sides allow.
-struct d_walk {
+struct d_strided_copy {
     const char * x;
     char * y;
     int64_t ne[4], xs[4], ys[4]; // ne in units; strides in bytes
     int64_t n; // total units
 };
 
-static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char ** x, char ** y) {
+static inline __device__ void d_strided_copy_at(const d_strided_copy & w, int64_t i, const char ** x, char ** y) {
     if (w.ne[0] == w.n) {
         *x = w.x + i * w.xs[0];
         *y = w.y + i * w.ys[0];
@@ -2411,14 +2411,14 @@ template <typename X, typename Y> static inline __device__ void d_convert_unit(c
 // Strided copy with conversion X to Y. A thread moves four units, all loaded before the first store.
 //   floor   x read once, y written once
 //   needs   both sides aligned to a unit; x and y do not overlap
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_strided(const d_strided_copy w) {
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         X v[4];
         char * to[4];
         UNROLL for (int k = 0; k < 4; ++k) {
             const char * from;
             if (first + 256 * k < w.n) {
-                d_walk_at(w, first + 256 * k, &from, &to[k]);
+                d_strided_copy_at(w, first + 256 * k, &from, &to[k]);
                 v[k] = *(const X *) from;
             }
         }
@@ -2490,13 +2490,13 @@ template <typename STAGE, typename F> static inline __device__ void d_with_plain
 //   floor   x read once, y written once
 //   needs   both sides dense along dimension 0 and aligned to a unit
 template <typename STAGE>
-static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcuda_type x_type, gcuda_type y_type) {
+static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_strided_copy w, gcuda_type x_type, gcuda_type y_type) {
     const int N = 16 / (int) sizeof(STAGE);
     for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
         const char * from[4];
         char * to[4];
         STAGE v[4][N];
-        UNROLL for (int k = 0; k < 4; ++k) { d_walk_at(w, first + 256 * k < w.n ? first + 256 * k : first, &from[k], &to[k]); }
+        UNROLL for (int k = 0; k < 4; ++k) { d_strided_copy_at(w, first + 256 * k < w.n ? first + 256 * k : first, &from[k], &to[k]); }
         d_with_plain<STAGE>(x_type, [&](auto x) {
             typedef decltype(x) X;
             d_pack<char, N * X::size> raw[4];
@@ -2530,7 +2530,7 @@ template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
 // Transposing copy where x is dense along dimension 1. A block moves tiles of 32 x 32 elements through shared memory.
 //   shared  32 * 33 * sizeof(Y) bytes
 //   floor   x read once, y written once
-template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_walk w) {
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_transpose(const d_strided_copy w) {
     __shared__ Y tile[32][33];
     const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
     const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
@@ -2580,7 +2580,7 @@ template <int SIZE> struct d_transpose_tile {
 //   shared  SIDE * (WORDS + 1) words, at most 17 KiB
 //   floor   x read once, y written once
 //   needs   addresses and strides multiples of 4, whole words along dimensions 0 and 1 (can_transpose_words)
-template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_walk w) {
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_transpose_words(const d_strided_copy w) {
     typedef d_transpose_tile<SIZE> T;
     const int ROWS = 256 / T::WORDS; // per pass
     __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
@@ -2649,7 +2649,7 @@ static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
     }
 }
 
-static void walk_swap(d_walk & w, int d, int e) {
+static void walk_swap(d_strided_copy & w, int d, int e) {
     const int64_t ne = w.ne[d], xs = w.xs[d], ys = w.ys[d];
     w.ne[d] = w.ne[e];
     w.xs[d] = w.xs[e];
@@ -2660,9 +2660,9 @@ static void walk_swap(d_walk & w, int d, int e) {
 }
 
 // False: shapes differ and neither side is packed.
-static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
+static bool walk_of(const gcuda_cpy_args & p, d_strided_copy * out) {
     const gcuda_array * shape = &p.y;
-    d_walk w = {};
+    d_strided_copy w = {};
     bool same = true;
     for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
     const bool x_packed = is_packed(p.x), y_packed = is_packed(p.y);
@@ -2701,18 +2701,18 @@ static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
 }
 
 // Largest access size in bytes, a power of two up to 16, that rows of both sides are aligned to.
-static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
+static int64_t walk_word(const d_strided_copy & w, int64_t row_bytes) {
     uint64_t all = (uint64_t) row_bytes | (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | 16u;
     for (int d = 1; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return (int64_t) (all & (~all + 1));
 }
 
-template <typename X, typename Y> static gcuda_status cpy_strided(const d_walk & w, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_strided(const d_strided_copy & w, gcuda_stream stream) {
     return launch(k_cpy_strided<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
 }
 
 // Rows dense on both sides, equal types: the largest words that alignment allows.
-static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_dense(d_strided_copy w, int64_t size, gcuda_stream stream) {
     const int64_t word = walk_word(w, w.ne[0] * size);
     w.n = w.n * size / word;
     w.ne[0] = w.ne[0] * size / word;
@@ -2726,7 +2726,7 @@ static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
     }
 }
 
-template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_transpose(d_strided_copy w, int dense, gcuda_stream stream) {
     if (dense > 1) {
         walk_swap(w, 1, dense);
     }
@@ -2734,15 +2734,15 @@ template <typename X, typename Y> static gcuda_status cpy_transpose(d_walk w, in
 }
 
 // Whether both sides are dense along one of the first two dimensions, in whole words.
-template <int SIZE> static bool can_transpose_words(const d_walk & w) {
+template <int SIZE> static bool can_transpose_words(const d_strided_copy & w) {
     uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
     for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
     return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
 }
 
-template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w, int dense, gcuda_stream stream) {
+template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_strided_copy w, int dense, gcuda_stream stream) {
     const int64_t side = d_transpose_tile<SIZE>::SIDE;
-    d_walk v = w;
+    d_strided_copy v = w;
     if (dense > 1) {
         walk_swap(v, 1, dense);
     }
@@ -2752,7 +2752,7 @@ template <int SIZE, typename T> static gcuda_status cpy_transpose_words(d_walk w
     return launch(k_cpy_transpose_words<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
 }
 
-static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+static gcuda_status cpy_transpose_same(const d_strided_copy & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
         case 1: return cpy_transpose_words<1, uint8_t>(w, dense, stream);
         case 2: return cpy_transpose_words<2, uint16_t>(w, dense, stream);
@@ -2762,7 +2762,7 @@ static gcuda_status cpy_transpose_same(const d_walk & w, int dense, int64_t size
 }
 
 // Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned to one.
-static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
+static bool walk_units(d_strided_copy * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
     for (int d = 1; d < 4; ++d) {
@@ -2778,21 +2778,21 @@ static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
 }
 
 // Float conversions; rows dense, or the source transposed.
-template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
+template <typename X, typename Y> static gcuda_status cpy_floats(d_strided_copy w, int dense, gcuda_stream stream) {
     if (dense > 0) {
         return cpy_transpose<X, Y>(w, dense, stream);
     }
     return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_strided<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
-template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
+template <typename STAGE> static gcuda_status cpy_numbers(d_strided_copy w, const gcuda_cpy_args & p, gcuda_stream stream) {
     const bool fits = walk_units(&w, 16 / (int) sizeof(STAGE), gcuda_type_size(p.x.type), gcuda_type_size(p.y.type));
     return fits ? launch(k_cpy_numbers<STAGE>, (w.n + 1023) / 1024, 256, stream, w, p.x.type, p.y.type) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
     const int64_t xs = (int64_t) gcuda_type_size(p.x.type), ys = (int64_t) gcuda_type_size(p.y.type);
-    d_walk w;
+    d_strided_copy w;
     int dense = -1; // dimension along which the source is dense
     gcuda_status st = GCUDA_STATUS_UNSUPPORTED;
     if (walk_of(p, &w) && (w.ys[0] == ys || w.ne[0] == 1)) {
@@ -3861,13 +3861,13 @@ template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(co
     d_chain_at at = { tile, 0, 0, N << p.shift, 0, 0, false };
     uint32_t in_row = 0;
     if (p.per_row.n > 1) {
-        at.i1 = d_quotient(tile, p.per_row);
+        at.i1 = d_fast_div(tile, p.per_row);
         in_row = tile - at.i1 * p.per_row.n;
     }
     if (p.is_deep) {
-        const uint32_t row = at.i1, i2 = d_quotient(row, p.ne1);
+        const uint32_t row = at.i1, i2 = d_fast_div(row, p.ne1);
         at.i1 = row - i2 * p.ne1.n;
-        at.i3 = d_quotient(i2, p.ne2);
+        at.i3 = d_fast_div(i2, p.ne2);
         at.i2 = i2 - at.i3 * p.ne2.n;
     }
     at.i0 = (int64_t) in_row * (N * PARTS << p.shift) + (int64_t) (own * N);
@@ -5658,7 +5658,7 @@ template <typename T> struct d_word<T, true> {
     typedef uint4 type;
 };
 
-template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
+template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_row_regs {
     static const int N = WIDE ? d_wide<T>::N : 1, PARTS = N_PARTS;
     typedef typename d_word<T, WIDE>::type word;
     float v[PARTS][N];
@@ -5712,7 +5712,7 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
         }
     }
     // f(element, element of the other row at the same index)
-    template <typename F> inline __device__ void each_with(const d_held & other, int n, F f) {
+    template <typename F> inline __device__ void each_with(const d_row_regs & other, int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
                 UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], other.v[k][j]); }
@@ -5735,7 +5735,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 }
 
 // Calls f(row, length) for the rows of these threads. Lanes without a row get length 0, so that warps stay converged.
-template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
+template <int THREADS, typename F> static inline __device__ void d_rows_in_regs(int64_t n_rows, int64_t n, F f) {
     d_pdl_prologue();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
     for (int64_t r0 = blockIdx.x * (int64_t) at_once; r0 < n_rows; r0 += gridDim.x * (int64_t) at_once) {
@@ -5750,7 +5750,7 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
     static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
-    template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
+    template <typename T> struct row : d_row_regs<T, N_THREADS, N_PARTS, IS_WIDE> {};
 };
 #define HELD_MOST 16384 // elements per row
 // LANES: fewest lanes for a short row.
@@ -6010,7 +6010,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, ne0 a multiple of a vector. y may be x
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
         float mean;
@@ -6178,7 +6178,7 @@ template <typename ROW> static inline __device__ void d_norm_wg_column(const ROW
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
     constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
     const int64_t n_all = d_rows(p.y);
-    d_held_rows<H::THREADS>(MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
+    d_rows_in_regs<H::THREADS>(MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
         const int n = MAY_ROUND && r >= n_all ? 0 : n_held;
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
@@ -6427,7 +6427,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -6657,7 +6657,7 @@ template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_
 //   needs   packed rows; H::WIDE: aligned to 16 bytes, mask to a vector. y may be x
 template <typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
@@ -6905,7 +6905,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
+    d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -7458,7 +7458,7 @@ bool gcuda_hadamard_takes(const gcuda_mul_mat_args * args) {
     const int64_t n = a.ne[0];
     return args->hint == GCUDA_HINT_SRC0_IS_HADAMARD && (n == 64 || n == 128 || n == 256 || n == 512) && a.ne[1] == n &&
            a.ne[2] * a.ne[3] == 1 && x.ne[0] == n && y.ne[0] == n && (x.type == GCUDA_TYPE_F32 || x.type == GCUDA_TYPE_F16) &&
-           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_rounded;
+           y.type == GCUDA_TYPE_F32 && x.nb[0] == gcuda_type_size(x.type) && y.nb[0] == sizeof(float) && !args->is_prequantized;
 }
 
 template <typename T> static gcuda_status hadamard(const gcuda_mul_mat_args & p, gcuda_stream stream) {
@@ -7591,7 +7591,7 @@ static inline __device__ void d_rope_norm(const d_rope_heads & heads, int first,
     NO_UNROLL for (int h0 = 0; h0 < heads.n; h0 += ROPE_SET_THREADS / LANES) { // whole warps
         const int h = h0 + own, n = h < heads.n ? ne0 : 0, at = n > 0 ? h : 0;
         const float * bias = (const float *) steps.bias + (int64_t) (first + at) * ne0, * w = (const float *) steps.norm;
-        d_held<float, LANES, 4, true> x;
+        d_row_regs<float, LANES, 4, true> x;
         x.load(heads.x + at * heads.x_nb1, n);
         if (steps.bias != nullptr) { x.each(n, [&](float & v, int i) { v = d_add_rn(v, bias[i]); }); }
         float mean;
@@ -8033,7 +8033,7 @@ static inline __device__ int d_packed_at(int row, int piece) { return row * PACK
 
 // Two adjacent elements, aligned to a pair.
 static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
-static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
+static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_pack_half2(v0, v1); }
 static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
     const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
     memcpy(p, &h, 4);
@@ -8569,7 +8569,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     UNROLL for (int j = 0; j < 4; ++j) {
                         if (IS_F16) {
                             const float lo = k + 2 * (uint32_t) j < n_taps ? d_f32(from[2 * j]) : 0.0f;
-                            w[j] = d_two_halfs(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
+                            w[j] = d_pack_half2(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
                         } else {
                             w[j] = __float_as_uint(k + (uint32_t) j < n_taps ? d_f32(from[j]) : 0.0f);
                         }
@@ -8597,7 +8597,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             UNROLL for (int i = 0; i < OWN / PER_WORD; i += 4) {
                 uint32_t w[4];
                 UNROLL for (int j = 0; j < 4; ++j) {
-                    w[j] = IS_F16 ? d_two_halfs(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
+                    w[j] = IS_F16 ? d_pack_half2(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
                 }
                 *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
             }
@@ -8752,7 +8752,7 @@ static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed
         const int c = c0 + 16 * side + k;
         v[k] = is_in && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
     }
-    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
+    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_pack_half2(v[2 * k], v[2 * k + 1]); }
     __syncthreads();
     UNROLL for (int k = 0; k < 2; ++k) {
         const int i = (int) threadIdx.x + 256 * k, at = i / 4, piece = i % 4;
@@ -10353,7 +10353,7 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_PART(12)
 // =====================================================================================================
-// >>k-ssm   recurrences: state spaces (chunked scan), linear attention, triangular systems
+// >>k-recurrent   recurrences: state spaces (chunked scan), linear attention, triangular systems
 // =====================================================================================================
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
@@ -12575,7 +12575,7 @@ static inline gcuda_mul_mat_id_args job_experts(const gcuda_mul_mat_job & job) {
 // Whether q has the activations of p and weights of the same layout.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
-                 q.b.type == p.b.type && q.is_rounded == p.is_rounded;
+                 q.b.type == p.b.type && q.is_prequantized == p.is_prequantized;
     for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
     return is_so;
 }
@@ -12886,7 +12886,7 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_regs(co
             if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
                 w = make_float4(ldexpf(w.x, -exponent), ldexpf(w.y, -exponent), ldexpf(w.z, -exponent), ldexpf(w.w, -exponent));
             }
-            if (at < n) { y[at] = make_uint2(d_two_halfs(w.x, w.y), d_two_halfs(w.z, w.w)); }
+            if (at < n) { y[at] = make_uint2(d_pack_half2(w.x, w.y), d_pack_half2(w.z, w.w)); }
         }
         if (threadIdx.x == 0) {
             p.scale[r] = ldexpf(1.0f, exponent);
@@ -13779,7 +13779,7 @@ static inline __device__ void d_tile_pack_piece(const d_tile_columns & p, uint32
     if (exponent != 0) { // ldexpf, not a product: the factor for 2^-149 would overflow
         UNROLL for (int k = 0; k < 8; ++k) { v[k] = ldexpf(v[k], -exponent); }
     }
-    *(uint4 *) to = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+    *(uint4 *) to = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
 }
 
 // A block packs 256 pieces of one column.
@@ -14181,8 +14181,8 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     }
     const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
-    const bool reads_rounded = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
-    if (job.args != nullptr && job.args->is_rounded && !reads_rounded) {
+    const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
+    if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) {
         return nullptr;
     }
     return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
@@ -16798,7 +16798,7 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
            (p.b.ne[1] == 1 || q.b.nb[1] == p.b.nb[1]) &&
-           n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
+           n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_prequantized == p.is_prequantized && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
            q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
@@ -16824,7 +16824,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capa
         }
     }
     p.n_more = n_args - 1;
-    if (args->is_rounded) {
+    if (args->is_prequantized) {
         return vec_take_column(p);
     }
     return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
@@ -16851,7 +16851,7 @@ static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
 // The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor cores.
 static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     const gcuda_mul_mat_args * args = job.args;
-    const bool is_rounded = args != nullptr && args->is_rounded;
+    const bool is_prequantized = args != nullptr && args->is_prequantized;
     if ((args != nullptr ? args->prec : job.experts->prec) == GCUDA_PREC_F32) {
         return false;
     }
@@ -16863,7 +16863,7 @@ static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
         return false;
     }
     const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
-    return is_few && (!is_rounded || vec_take_column(p));
+    return is_few && (!is_prequantized || vec_take_column(p));
 }
 
 static bool vec_takes_job(const gcuda_mul_mat_job & job) {
@@ -16911,19 +16911,19 @@ const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_v
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // A list of up to eight pairs of one expert is a product with eight columns. Where rows have few steps, several blocks share an SM: one
 // starts a list while the others read. Returns the bytes of shared memory, 0 if no kernel fits.
-#define MMA_ID_BESIDE 4
-template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
+#define MMA_ID_RESIDENT 4
+template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_resident) {
     typedef d_mma_shape<A, 1> S;
-    for (*n_beside = MMA_ID_BESIDE; *n_beside >= 1; --*n_beside) {
-        for (int warps = S::max_warps / *n_beside; warps >= 1 && (*n_beside == 1 || warps >= p.steps); --warps) {
+    for (*n_resident = MMA_ID_RESIDENT; *n_resident >= 1; --*n_resident) {
+        for (int warps = S::max_warps / *n_resident; warps >= 1 && (*n_resident == 1 || warps >= p.steps); --warps) {
             p.passes = (p.steps + warps - 1) / warps;
             p.at_once = (p.steps + p.passes - 1) / p.passes;
             p.n_sub = warps / p.at_once;
             *n_warps = p.n_sub * p.at_once;
             const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
             const size_t n_bytes = (size_t) (S::fixed_bytes + kept + *n_warps * S::warp_bytes);
-            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
-            if (fits_shared(n_bytes, max_shared) && (*n_beside == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
+            const size_t of_all = (size_t) *n_resident * (n_bytes + 1024); // an SM has 1 KiB more per block than a block may use
+            if (fits_shared(n_bytes, max_shared) && (*n_resident == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
         }
     }
     return 0;
@@ -16938,9 +16938,9 @@ X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
 template <typename A>
 static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
-    int n_warps = 0, n_beside = 0;
+    int n_warps = 0, n_resident = 0;
     p.steps = mma_steps<A, 1>(p.job.k);
-    const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
+    const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_resident);
     if (n_bytes == 0 || !rows_are_multiples(p.job, F::lists_at)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -16955,7 +16955,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
         return st;
     }
     constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && F::lists_at == 4);
-    const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
+    const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_resident * n_multiprocessors();
     return launch_pdl_early_weights(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);
 }
@@ -17738,7 +17738,7 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 // them. So that both overlap, some threads of a block only copy and others only multiply, with a ring of stages in shared memory.
 //   roles      a warpgroup is four warps. One warpgroup, or one warp, is the producer: a single thread of it starts the copies. The other
 //              warpgroups are consumers, which multiply. Each role is a branch of one `if`. With a producer warpgroup the branches begin
-//              with d_give_registers and d_take_registers
+//              with d_setmaxnreg_dec and d_setmaxnreg_inc
 //   stage      shared memory for one step of both operands, and two mbarriers
 //   `full`     arrival count 1: the producer's. Its phase completes when the producer has arrived and all expected bytes have landed
 //   `empty`    arrival count: the consumer warps; in a cluster those of all blocks that read the stage
@@ -17961,8 +17961,8 @@ static inline __device__ void d_named_arrive(int id, int n_threads) {
 }
 // setmaxnreg, called by all four warps of a warpgroup: sets the registers per thread to N, a multiple of 8 from 24 to 256. give releases
 // registers, take waits for released ones. The kernel has __launch_bounds__ with a number of blocks per SM.
-template <int N> static inline __device__ void d_give_registers() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
-template <int N> static inline __device__ void d_take_registers() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
+template <int N> static inline __device__ void d_setmaxnreg_dec() { D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true)); }
+template <int N> static inline __device__ void d_setmaxnreg_inc() { D_PTX(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, false)); }
 
 // ---- wgmma: descriptors of operands in shared memory ----
 // wgmma descriptors of shared-memory layouts. A row is an index m of A or n of B. Numbers are for 16-bit elements; other sizes have the same
@@ -18175,7 +18175,7 @@ struct d_wg_job {
     const char * a; // weights
     int64_t a_stride; // bytes between rows
     int64_t row_bytes; // bytes per row, a multiple of 16
-    const char * image; // packed B, [tile][step][column][128 bytes]
+    const char * packed_b; // packed B, [tile][step][column][128 bytes]
     const float * factor; // per column, or NULL
     float * y; // result, or split-K partial sums [part][column][row]
     int64_t y_stride, part_stride; // elements
@@ -18557,7 +18557,7 @@ struct d_wg_id_job {
     static constexpr int cluster = 1;
     const char * a;
     int64_t a_stride, expert_stride, row_bytes; // a_stride is even; experts are aligned to 16 bytes where rows are
-    const char * image;
+    const char * packed_b;
     const int64_t * results; // per packed column: offset in y, in elements
     float * y;
     int m, m_tiles, n_units;
@@ -18672,7 +18672,7 @@ template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
     constexpr int steps = d_wg_unit<A>::steps, half_bytes = shape::stage_bytes / 2;
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_job, TN) {
-        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
+        const char * from = p.packed_b + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half_bytes;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
             d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
@@ -18730,7 +18730,7 @@ static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_
     d_pipeline_state<shape::stages> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // other columns of a stage keep old data
-        const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
+        const char * from = p.packed_b + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.index;
             d_mbarrier_wait(ring.empty_stage + 8 * at.index, at.phase);
@@ -18913,18 +18913,18 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
 }
 
 // setmaxnreg: producers release registers to consumers; with two blocks per SM each has half of the registers.
-template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
+template <bool ARE_TWO> static inline __device__ void d_wg_setmaxnreg_dec() {
     if constexpr (ARE_TWO) {
-        d_give_registers<32>();
+        d_setmaxnreg_dec<32>();
     } else {
-        d_give_registers<40>();
+        d_setmaxnreg_dec<40>();
     }
 }
-template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
+template <bool ARE_TWO> static inline __device__ void d_wg_setmaxnreg_inc() {
     if constexpr (ARE_TWO) {
-        d_take_registers<104>();
+        d_setmaxnreg_inc<104>();
     } else {
-        d_take_registers<232>();
+        d_setmaxnreg_inc<232>();
     }
 }
 
@@ -18947,14 +18947,14 @@ static __global__ void D_CLUSTER(2) __launch_bounds__(WG_THREADS, TN == WG_FEW ?
     d_cluster_sync();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<TN == WG_FEW>();
+        d_wg_setmaxnreg_dec<TN == WG_FEW>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, rank);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, rank, thread - (128 - WG_FETCHERS));
         }
     } else {
-        d_wg_take_registers<TN == WG_FEW>();
+        d_wg_setmaxnreg_inc<TN == WG_FEW>();
         d_wg_multiply(p, ring, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still multicast to this one
@@ -18980,14 +18980,14 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
     __syncthreads();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<true>();
+        d_wg_setmaxnreg_dec<true>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, 0);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, 0, thread - (128 - WG_FETCHERS));
         }
     } else {
-        d_wg_take_registers<true>();
+        d_wg_setmaxnreg_inc<true>();
         d_wg_multiply(p, ring, 0, thread - 128);
     }
 #else
@@ -19022,10 +19022,10 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
     d_cluster_sync();
     d_pdl_prologue();
     if (thread < 128) {
-        d_wg_give_registers<false>();
+        d_wg_setmaxnreg_dec<false>();
         if (thread == 0) { d_wg_gemm_fetch<T, TN>(p, a, b, stages, full, empty, rank); }
     } else {
-        d_wg_take_registers<false>();
+        d_wg_setmaxnreg_inc<false>();
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still multicast to this one
@@ -19040,7 +19040,7 @@ template <typename T, int TN> static __global__ void D_CLUSTER(2) __launch_bound
 // [tile][step][column][128 bytes] in the kernel's order of k (d_wg_put), zeros past the last element and column.
 struct d_wg_columns_job {
     gcuda_array x;
-    char * image;
+    char * packed_b;
     float * factor; // F16: powers of two that keep a column in range (k_half_rows), or NULL
     int64_t k_padded, n_padded;
     int tn, is_for_floats; // is_for_floats 1: a lane has 16 of 64 elements, otherwise 32 of 128
@@ -19115,7 +19115,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
             exponent = d_half_exponent(d_block_max(max));
             if (threadIdx.x == 0) { p.factor[c] = ldexpf(1.0f, exponent); }
         }
-        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        char * to = p.packed_b + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
         UNROLL for (int i = 0; i < N; ++i) {
             const int64_t k = warp * 256 + 2048 * i;
             if (k < p.k_padded) { d_wg_put<T>(p, to, k, c & 7, words[warp], held[i], exponent); }
@@ -19139,7 +19139,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
         const bool is_in = c < p.x.ne[1] * p.x.ne[2] * p.x.ne[3];
         const char * x = is_in ? d_row(p.x, c) : nullptr;
         const bool is_wide = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
-        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        char * to = p.packed_b + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
         for (int64_t k = warp * 256; k < p.k_padded; k += 2048) {
             const float4 v = d_wg_load4(p, x, is_in ? p.x.ne[0] : 0, k / 2 + 4 * lane, is_wide);
             uint32_t * w = words[warp] + 32 * (lane / 8) + 16 * (lane % 2) + lane % 8 / 2;
@@ -19452,13 +19452,13 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
 
 // Whether packed B given by the caller is usable.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
-    return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
+    return !p.is_prequantized || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
 }
 
 static gcuda_status wg_make_columns(
-    const gcuda_mul_mat_args & p, const wg_plan & plan, void * image, float * factor, gcuda_stream stream) {
+    const gcuda_mul_mat_args & p, const wg_plan & plan, void * packed_b, float * factor, gcuda_stream stream) {
     const int is_for_floats = gcuda_is_quantized(p.a.type) ? 0 : 1;
-    const d_wg_columns_job columns = { p.b, (char *) image, factor, plan.k_padded, plan.n_padded, plan.tn, is_for_floats };
+    const d_wg_columns_job columns = { p.b, (char *) packed_b, factor, plan.k_padded, plan.n_padded, plan.tn, is_for_floats };
     return p.a.type == GCUDA_TYPE_F16   ? launch_wg_columns<__half>(columns, stream)
            : p.a.type == GCUDA_TYPE_F32 ? launch_wg_columns<float>(columns, stream)
                                         : launch_wg_columns<__nv_bfloat16>(columns, stream);
@@ -19466,13 +19466,13 @@ static gcuda_status wg_make_columns(
 
 // One product, with an optional epilogue, or a group with common activations. B is packed already.
 static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue, const wg_plan & plan,
-    const void * image, const float * factor, float * parts, gcuda_stream stream) {
+    const void * packed_b, const float * factor, float * parts, gcuda_stream stream) {
     const bool is_quantized = gcuda_is_quantized(args->a.type);
     d_wg_job p = {};
     p.a = (const char *) args->a.data;
     p.a_stride = (int64_t) args->a.nb[1];
     p.row_bytes = args->a.ne[0] / gcuda_blck_size(args->a.type) * (int64_t) gcuda_type_size(args->a.type);
-    p.image = (const char *) image;
+    p.packed_b = (const char *) packed_b;
     p.factor = factor;
     p.m = (int) args->a.ne[1];
     p.n = (int) n_rows(args->b);
@@ -19502,10 +19502,10 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
     const wg_plan & plan, void * scratch, gcuda_stream stream) {
     const bool has_factors = args->a.type == GCUDA_TYPE_F16 && args->b.type != GCUDA_TYPE_F16;
     float * factor = has_factors ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
-    const void * image = args->is_rounded ? args->b.data : scratch;
-    const gcuda_status st = args->is_rounded ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
+    const void * packed_b = args->is_prequantized ? args->b.data : scratch;
+    const gcuda_status st = args->is_prequantized ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
     return st == GCUDA_STATUS_SUCCESS
-               ? wg_multiply(args, n_args, epilogue, plan, image, factor, (float *) ((char *) scratch + plan.parts_at), stream)
+               ? wg_multiply(args, n_args, epilogue, plan, packed_b, factor, (float *) ((char *) scratch + plan.parts_at), stream)
                : st;
 }
 
@@ -19520,7 +19520,7 @@ static bool wg_takes_epilogue(const gcuda_mul_mat_args & p, const gcuda_mul_mat_
 
 // One product alone may have other tiles than the layout of a group says.
 static bool wg_takes_group(const gcuda_mul_mat_args * args, int n_args) {
-    bool may = !args->is_rounded || n_args > 1;
+    bool may = !args->is_prequantized || n_args > 1;
     for (int i = 0; i < n_args && may; ++i) {
         may = gcuda_is_quantized(args[i].a.type) && wg_takes_product(args[i]) && products_are_alike(args[0], args[i]) && n_elements(args[i].y) > 0;
     }
@@ -19659,7 +19659,7 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
         job.tn = d_wg_id_padded(t.n);
         if (t.expert < 0 || c >= job.tn) { continue; }
         const char * x = d_at(job.x, 0, u % (uint32_t) job.x.ne[1], token, 0);
-        char * to = job.image + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
+        char * to = job.packed_b + ((int64_t) place * job.k_padded + (int64_t) c * WG_K) * 2;
         d_wg_id_column(job, x, c < t.n ? job.x.ne[0] : 0, to, c & 7, words[warp]);
     }
 }
@@ -19667,7 +19667,7 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
 // Layout of scratch: lists, results, packed B.
 struct wg_id_plan {
     int64_t k_padded, max_tiles;
-    size_t results_at, image_at, bytes;
+    size_t results_at, packed_b_at, bytes;
 };
 static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
     wg_id_plan plan;
@@ -19675,8 +19675,8 @@ static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l)
     plan.results_at = id_lists(p, l);
     plan.max_tiles = id_max_tiles(p, WG_FEW);
     const int64_t places = (l->n_slots + 7 * plan.max_tiles + 14) / 8 * 8;
-    plan.image_at = plan.results_at + (size_t) places * sizeof(int64_t);
-    plan.bytes = plan.image_at + (size_t) (places * plan.k_padded * 2);
+    plan.packed_b_at = plan.results_at + (size_t) places * sizeof(int64_t);
+    plan.bytes = plan.packed_b_at + (size_t) (places * plan.k_padded * 2);
     return plan;
 }
 
@@ -19696,7 +19696,7 @@ static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_p
     d_wg_id_columns c = {};
     size_t n_bytes;
     const int n_sort = id_sort_plan(l, WG_FEW, &n_bytes);
-    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_FEW, 0 };
+    c.to = { p.b, (char *) p.scratch + plan.packed_b_at, nullptr, plan.k_padded, 0, WG_FEW, 0 };
     c.y = p.y;
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
@@ -19710,7 +19710,7 @@ static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_pla
     p.a_stride = (int64_t) q.as.nb[1];
     p.expert_stride = (int64_t) q.as.nb[2];
     p.row_bytes = (int64_t) gcuda_row_size(q.as.type, q.as.ne[0]);
-    p.image = (const char *) q.scratch + plan.image_at;
+    p.packed_b = (const char *) q.scratch + plan.packed_b_at;
     p.results = (const int64_t *) (const void *) ((const char *) q.scratch + plan.results_at);
     p.y = (float *) q.y.data;
     p.m = (int) q.as.ne[1];
@@ -19894,10 +19894,10 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda
     }
     __syncthreads();
     if (thread < 128) {
-        d_give_registers<72>();
+        d_setmaxnreg_dec<72>();
         d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
     } else {
-        d_take_registers<216>();
+        d_setmaxnreg_inc<216>();
         d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
     }
 #else
@@ -19965,7 +19965,7 @@ static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d
                 }
                 const bool is_in = is_row && (unsigned) (x0 + first + j) < (unsigned) wide;
                 uint32_t w[4];
-                UNROLL for (int k = 0; k < 4; ++k) { w[k] = is_in ? d_two_halfs(u[2 * k], u[2 * k + 1]) : 0; }
+                UNROLL for (int k = 0; k < 4; ++k) { w[k] = is_in ? d_pack_half2(u[2 * k], u[2 * k + 1]) : 0; }
                 *(uint4 *) (to + j * 16) = make_uint4(w[0], w[1], w[2], w[3]);
             };
             UNROLL for (int j = 0; j < PACKED_STRIP / 2; j += 32) { convert(j + lane); }
@@ -20093,10 +20093,10 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
     }
     __syncthreads();
     if (thread < 128) {
-        d_give_registers<72>();
+        d_setmaxnreg_dec<72>();
         d_wg_rows_fetch(p, q, s, r, thread);
     } else {
-        d_take_registers<216>();
+        d_setmaxnreg_inc<216>();
         d_mbarrier_wait(weights, 0);
         d_wg_rows_multiply(p, q, s, r, d_shared_address(w), out, thread - 128);
     }
@@ -20890,7 +20890,7 @@ template <bool IS_BF16> static inline __device__ void d_attn_mma_16(float * c, c
     }
 }
 template <bool IS_BF16> static inline __device__ uint32_t d_attn_pair(float low, float high) {
-    return IS_BF16 ? d_bf16_pair(low, high) : d_two_halfs(low, high);
+    return IS_BF16 ? d_bf16_pair(low, high) : d_pack_half2(low, high);
 }
 template <bool IS_BF16> static inline __device__ float d_attn_rounded(float v) {
     return IS_BF16 ? __bfloat162float(__float2bfloat16_rn(v)) : __half2float(__float2half_rn(v));
@@ -20950,7 +20950,7 @@ static inline __device__ float4 d_attn_q_quad(const d_attn_mma & a, const char *
 static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, int place, float x, float y) {
     const bool is_bf16 = a.k.kind == ATTN_BF16;
     NO_UNROLL for (int part = 0; part < a.q_parts; ++part) {
-        *(uint32_t *) (row + part * a.q_bytes + 2 * place) = is_bf16 ? d_bf16_pair(x, y) : d_two_halfs(x, y);
+        *(uint32_t *) (row + part * a.q_bytes + 2 * place) = is_bf16 ? d_bf16_pair(x, y) : d_pack_half2(x, y);
         x -= is_bf16 ? d_attn_rounded<true>(x) : d_attn_rounded<false>(x);
         y -= is_bf16 ? d_attn_rounded<true>(y) : d_attn_rounded<false>(y);
     }
@@ -21170,10 +21170,10 @@ static inline __device__ void d_attn_split_scores(float (&s)[RT][4], const d_att
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); step += 2) {
             uint32_t x[2][4], y[4];
-            d_matrices_at(x[0], k + step * 32);
-            d_matrices_at(x[1], k + step * 32 + 32);
+            d_ldmatrix_x4_at(x[0], k + step * 32);
+            d_ldmatrix_x4_at(x[1], k + step * 32 + 32);
             UNROLL for (int rt = 0; rt < RT; ++rt) {
-                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * (KT > 0 ? stride : q.stride) + step * 32);
+                d_ldmatrix_x4_at(y, q.rows + part * q.part_bytes + rt * 8 * (KT > 0 ? stride : q.stride) + step * 32);
                 d_attn_mma_16<IS_BF16>(s[rt], x[0], y);
                 d_attn_mma_16<IS_BF16>(odd[rt], x[1], y + 2);
             }
@@ -21203,7 +21203,7 @@ static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], co
             UNROLL for (int rt = 0; rt < RT; ++rt) {
                 uint32_t y[4];
                 float c[4] = {};
-                d_matrices_at(y, q.rows + part * q.part_bytes + rt * 8 * q.stride + n * 64);
+                d_ldmatrix_x4_at(y, q.rows + part * q.part_bytes + rt * 8 * q.stride + n * 64);
                 d_mma_words<true>(c, x[0], y);
                 d_mma_words<true>(c, x[1], y + 2);
                 UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] += c[i] * d[i / 2]; }
@@ -21258,7 +21258,7 @@ static inline __device__ void d_attn_split_values(float (&o)[RT][DT / 2][4], con
     v += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
     UNROLL for (int j = 0; j < DT / 2; ++j) {
         uint32_t x[4];
-        d_matrices_transposed_at(x, v + j * 32);
+        d_ldmatrix_x4_trans_at(x, v + j * 32);
         UNROLL for (int i = 0; i < 4; ++i) { x[i] &= keep[i / 2]; }
         UNROLL for (int rt = 0; rt < RT; ++rt) { d_attn_mma_16<IS_BF16>(o[rt][j], x, w[rt]); }
     }
@@ -21542,7 +21542,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
 // ---- many rows: ROWS ----
 // KT: steps of 16 elements of a row; 0: q.n_steps.
 template <int KT> static inline __device__ void d_attn_q_load(uint32_t * a, const d_attn_q & q, int part, int mt, int step) {
-    d_matrices_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
+    d_ldmatrix_x4_at(a, q.rows + part * q.part_bytes + mt * 16 * (KT > 0 ? 32 * KT + 16 : q.stride) + step * 32);
 }
 
 template <bool IS_BF16, int KT, int MT, int NP>
@@ -21553,7 +21553,7 @@ static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_a
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
             uint32_t a[MT][4], b[NP][4];
-            UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(b[np], k + np * 16 * stride + step * 32); }
+            UNROLL for (int np = 0; np < NP; ++np) { d_ldmatrix_x4_at(b[np], k + np * 16 * stride + step * 32); }
             UNROLL for (int mt = 0; mt < MT; ++mt) { d_attn_q_load<KT>(a[mt], q, part, mt, step); }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 UNROLL for (int i = 0; i < 2 * NP; ++i) {
@@ -21595,7 +21595,7 @@ static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_
     v += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
     UNROLL for (int j = 0; j < DT; j += 2) {
         uint32_t b[4];
-        d_matrices_transposed_at(b, v + j * 16);
+        d_ldmatrix_x4_trans_at(b, v + j * 16);
         UNROLL for (int i = 0; i < 4; ++i) { b[i] &= keep[i % 2]; }
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             d_attn_mma_16<IS_BF16>(o[mt][j], w[mt], b);
@@ -21939,7 +21939,7 @@ static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d
                     if (part == 0) { x = make_float4(x.x * factor * rest, x.y * factor * rest, x.z * factor * rest, x.w * factor * rest); }
                     if (4 * lane + 128 * k < 16 * a.n_steps) {
                         *(uint2 *) (to + part * a.q_bytes + 256 * k) =
-                            is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_two_halfs(x.x, x.y), d_two_halfs(x.z, x.w));
+                            is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_pack_half2(x.x, x.y), d_pack_half2(x.z, x.w));
                     }
                     if (part + 1 < a.q_parts) { // what rounding left
                         x.x -= is_bf16 ? d_attn_rounded<true>(x.x) : d_attn_rounded<false>(x.x);
@@ -22013,7 +22013,7 @@ static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, cha
     UNROLL for (int k = 0; k < 4; ++k) {
         float v[8];
         UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (g.q[2 * k + i / 4] >> 8 * (i % 4)) - zero) - min; }
-        *(uint4 *) (to + 16 * k) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+        *(uint4 *) (to + 16 * k) = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
     }
 }
 
@@ -22063,8 +22063,8 @@ static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL_4 for (int step = first; step < q.n_steps; step += STEP) {
             uint32_t x[4], y[TP / 16][4];
-            d_matrices_at(x, q.rows + part * q.part_bytes + step * 32);
-            UNROLL for (int i = 0; i < TP / 16; ++i) { d_matrices_at(y[i], k + i * 16 * stride + step * 32); }
+            d_ldmatrix_x4_at(x, q.rows + part * q.part_bytes + step * 32);
+            UNROLL for (int i = 0; i < TP / 16; ++i) { d_ldmatrix_x4_at(y[i], k + i * 16 * stride + step * 32); }
             UNROLL for (int i = 0; i < TP / 8; ++i) { d_attn_mma_16<IS_BF16>(s[i], x, y[i / 2] + 2 * (i % 2)); }
         }
     }
@@ -22105,7 +22105,7 @@ template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<
     return has_grown;
 }
 
-static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_two_halfs(v, 0.0f)) & 0xffffu; }
+static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_pack_half2(v, 0.0f)) & 0xffffu; }
 // Weights of a warp's rows for this lane's position, and what rounding has left of them in the second part.
 template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn_mma & a, float (&x)[OWN], d_shared_at to, int stride, int part_bytes) {
     const bool is_bf16 = a.v.kind == ATTN_BF16;
@@ -22129,8 +22129,8 @@ static inline __device__ void d_attn_element_products(float (&o)[MT][8][4], cons
         const uint32_t bits = seen >> (16 * c + 2 * (lane % 4));
         const uint32_t keep[2] = { (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0), (bits & 256 ? 0xffffu : 0) | (bits & 512 ? 0xffff0000u : 0) };
         uint32_t x[MT][4], y[N][4];
-        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], w + mt * 16 * d_attn_weight_stride<TP> + 32 * c); }
-        UNROLL for (int i = 0; i < N; ++i) { d_matrices_transposed_at(y[i], v + 16 * c * a.v.stride + at[i]); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_ldmatrix_x4_at(x[mt], w + mt * 16 * d_attn_weight_stride<TP> + 32 * c); }
+        UNROLL for (int i = 0; i < N; ++i) { d_ldmatrix_x4_trans_at(y[i], v + 16 * c * a.v.stride + at[i]); }
         UNROLL for (int i = 0; i < N; ++i) {
             UNROLL for (int k = 0; k < 4; ++k) { y[i][k] &= keep[k % 2]; }
             UNROLL for (int mt = 0; mt < MT; ++mt) {
@@ -22992,7 +22992,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     d_pdl_prologue();
     __syncthreads();
     if ((int) threadIdx.x >= 128 * S::consumers) {
-        d_give_registers<S::helper_registers>();
+        d_setmaxnreg_dec<S::helper_registers>();
         const int warp = (int) threadIdx.x / 32 - 4 * S::consumers;
         if (warp == 0) {
             d_attn_wg_fetch<S>(a, k_map, v_map, ring);
@@ -23002,7 +23002,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
             d_attn_wg_biases<S>(a, ring);
         }
     } else {
-        d_take_registers<S::consumer_registers>();
+        d_setmaxnreg_inc<S::consumer_registers>();
         d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring);
     }
 #else
@@ -23464,7 +23464,7 @@ static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int s
     }
     return __syncthreads_or(is_seen) != 0;
 }
-static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
+static inline __device__ void d_attn_frag8_of_codes(float (&v)[8], const d_attn_codes & f, const char * row, int octet) {
     const int part = octet % 4;
     const char * block = row + octet / 4 * f.block_bytes, * codes = block + f.codes_at + 8 * (f.is_bytes ? part : part % 2);
     uint32_t q[2] = { d_word2(codes), d_word2(codes + 4) };
@@ -23475,7 +23475,7 @@ static inline __device__ void d_attn_octet_of_codes(float (&v)[8], const d_attn_
     const float scale = d_half(*(const gcuda_fp16_t *) block), min = f.min_at > 0 ? d_half(*(const gcuda_fp16_t *) (block + f.min_at)) : 0.0f;
     UNROLL for (int i = 0; i < 8; ++i) { v[i] = scale * (float) ((int) (int8_t) (q[i / 4] >> 8 * (i % 4)) - f.zero) + min; }
 }
-static inline __device__ void d_attn_octet_of_floats(float (&v)[8], const char * row, int octet) {
+static inline __device__ void d_attn_frag8_of_floats(float (&v)[8], const char * row, int octet) {
     const float4 low = *(const float4 *) (row + 32 * octet), high = *(const float4 *) (row + 32 * octet + 16);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
 }
@@ -23507,9 +23507,9 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
             const char * from = rows + row * (int64_t) x.from.nb[1];
             float v[8], top = 0.0f;
             if (is_f32) {
-                d_attn_octet_of_floats(v, from, octet);
+                d_attn_frag8_of_floats(v, from, octet);
             } else {
-                d_attn_octet_of_codes(v, x.codes, from, octet);
+                d_attn_frag8_of_codes(v, x.codes, from, octet);
             }
             bool is_large = false;
             UNROLL for (int e = 0; e < 8; ++e) {
@@ -23518,7 +23518,7 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
                 v[e] = d_attn_within_half(v[e]);
             }
             if (is_f32 || is_large) { atomicMax(&most[row], is_large ? 0x7fffffffu : __float_as_uint(top)); }
-            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_two_halfs(v[0], v[1]), d_two_halfs(v[2], v[3]), d_two_halfs(v[4], v[5]), d_two_halfs(v[6], v[7]));
+            *(uint4 *) (to + row * (8 * n_octets) + 8 * octet) = make_uint4(d_pack_half2(v[0], v[1]), d_pack_half2(v[2], v[3]), d_pack_half2(v[4], v[5]), d_pack_half2(v[6], v[7]));
         }
         __syncthreads();
         if (thread < ATTN_TILE) {
@@ -24880,8 +24880,8 @@ template <int D, int MT, int NP> static inline __device__ void d_back_scores(flo
     b += (lane / 16 * 8 + lane % 8) * (2 * D);
     UNROLL for (int step = 0; step < D / 16; ++step) {
         uint32_t x[MT][4], y[NP][4];
-        UNROLL for (int np = 0; np < NP; ++np) { d_matrices_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
-        UNROLL for (int mt = 0; mt < MT; ++mt) { d_matrices_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
+        UNROLL for (int np = 0; np < NP; ++np) { d_ldmatrix_x4_at(y[np], b + np * (32 * D) + (((2 * step + lane / 8 % 2) ^ swap) << 4)); }
+        UNROLL for (int mt = 0; mt < MT; ++mt) { d_ldmatrix_x4_at(x[mt], a + mt * (32 * D) + (((2 * step + lane / 16) ^ swap) << 4)); }
         UNROLL for (int mt = 0; mt < MT; ++mt) {
             UNROLL for (int i = 0; i < 2 * NP; ++i) { d_mma(s[mt][i], x[mt], y[i / 2] + 2 * (i % 2)); }
         }
@@ -24897,7 +24897,7 @@ template <int D, int MT, int NP> static inline __device__ void d_back_add(float 
         d_attn_weights<true>(x, w, np, 1.0f);
         UNROLL for (int j = 0; j < D / 8; j += 2) {
             uint32_t y[4];
-            d_matrices_transposed_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
+            d_ldmatrix_x4_trans_at(y, b + np * (32 * D) + (((j + lane / 16) ^ swap) << 4));
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 d_mma(o[mt][j], x[mt], y);
                 d_mma(o[mt][j + 1], x[mt], y + 2);

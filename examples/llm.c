@@ -779,7 +779,7 @@ static gcuda_status bench_profile(struct app * a, int depth) {
         TRY(gcuda_backend_cuda_get_plan_stats(backend, &s));
         printf("plans: %llu made, %llu reused, %llu updated, %llu patched, %llu captures, %llu graph launches, %llu fused launches, %llu beside\n",
             (unsigned long long) s.n_made, (unsigned long long) s.n_reused, (unsigned long long) s.n_updated, (unsigned long long) s.n_patched,
-            (unsigned long long) s.n_captures, (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused, (unsigned long long) s.n_beside);
+            (unsigned long long) s.n_captures, (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused, (unsigned long long) s.n_concurrent);
         TRY(profile_nodes(a, backend));
     }
     return llm_seq_truncate(a->session, 0, depth);

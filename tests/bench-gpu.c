@@ -1516,7 +1516,7 @@ static void stack_time(struct bench * b, const struct stack_graph * g, const str
     struct gcuda_cuda_plan_stats stats;
     char beside[48] = "";
     if (gcuda_backend_cuda_get_plan_stats(backend, &stats) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
-    if (s->kind == TOWERS) { snprintf(beside, sizeof beside, ", %d launches on other streams", (int) stats.n_beside); }
+    if (s->kind == TOWERS) { snprintf(beside, sizeof beside, ", %d launches on other streams", (int) stats.n_concurrent); }
     printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s%s, %3.0f%% of reading%s%s\n", s->name,
         on(m->has_fusion), on(m->has_graphs), on(m->has_overlap), us, (double) stack_kernels(backend, g) / s->n_layers, gbs,
         s->kind == CHAINS ? "" : " of weights", b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0,

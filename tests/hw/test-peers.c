@@ -45,9 +45,9 @@ TEST(every_pair_is_probed) {
             if (i == k) { continue; }
             CHECK_OK(gcuda_backend_cuda_probe_peer(i, k));
             CHECK_OK(gcuda_backend_cuda_get_peer(i, k, &p));
-            CHECK(p.is_probed && p.route != GCUDA_CUDA_ROUTE_UNKNOWN);
+            CHECK(p.is_probed && p.path != GCUDA_CUDA_PEER_PATH_UNKNOWN);
             CHECK(p.is_in_use == (p.reason[0] == '\0'));
-            printf("  CUDA%d to CUDA%d: %s%s%s%s\n", i, k, routes[p.route], p.is_linked ? ", linked" : "",
+            printf("  CUDA%d to CUDA%d: %s%s%s%s\n", i, k, routes[p.path], p.is_linked ? ", linked" : "",
                 p.is_in_use ? "" : ", because ", p.reason);
         }
     }

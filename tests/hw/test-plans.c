@@ -178,7 +178,7 @@ enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, BESIDE = 8 };
 // The first is what others are compared with. Overlap alone is in none: what it does without CUDA graphs is seen with fusion. Branches
 // are side by side in a plan's first run, which is no CUDA graph, and in that from then on; every other time with fusion.
 static const int modes[] = { 0, FUSION, GRAPHS, FUSION | GRAPHS, FUSION | OVERLAP, GRAPHS | OVERLAP, FUSION | GRAPHS | OVERLAP, GRAPHS | BESIDE };
-static uint64_t n_compared, n_beside; // n_beside: launches beside others, since the running test set it to 0
+static uint64_t n_compared, n_concurrent; // n_concurrent: launches beside others, since the running test set it to 0
 
 static gcuda_backend_t backend_with(int mode, bool is_strict) {
     struct gcuda_cuda_params p;
@@ -230,9 +230,9 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK((stats.n_fused > 0) == ((mode & FUSION) != 0) && (stats.n_graph_launches > 0) == ((mode & GRAPHS) != 0));
-        CHECK(stats.n_beside == 0 || (mode & BESIDE) != 0);
-        n_beside += stats.n_beside;
-        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_beside == 0)); // with forks it is captured as a whole
+        CHECK(stats.n_concurrent == 0 || (mode & BESIDE) != 0);
+        n_concurrent += stats.n_concurrent;
+        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_concurrent == 0)); // with forks it is captured as a whole
         gcuda_backend_free(backend);
     }
     n_compared++;
@@ -262,9 +262,9 @@ TEST(decoder_blocks_of_few_columns) {
         { GCUDA_TYPE_Q4_0, 4096, 1024, 1, 1, false },
         { GCUDA_TYPE_Q4_0, 5120, 512, 8, 1, false },
     };
-    n_beside = 0;
+    n_concurrent = 0;
     for (int i = 0; i < SIZE(4, 2); ++i) { compare_types(decoder, &shapes[i]); }
-    CHECK(n_beside > 0); // where little is to be read it pays
+    CHECK(n_concurrent > 0); // where little is to be read it pays
 }
 
 TEST(decoder_blocks_of_many_columns) {
@@ -285,9 +285,9 @@ TEST(blocks_whose_cache_moves) {
         { GCUDA_TYPE_Q4_0, SIZE(1024, 256), SIZE(2048, 256), 1, SIZE(3, 1), true },
         { GCUDA_TYPE_Q4_0, 256, 256, 3, SIZE(3, 1), true },
     };
-    n_beside = 0;
+    n_concurrent = 0;
     for (int i = 0; i < 2; ++i) { compare_types(caching, &shapes[i]); }
-    CHECK(n_beside > 0);
+    CHECK(n_concurrent > 0);
 }
 
 TEST(blocks_of_experts) {
@@ -304,10 +304,10 @@ TEST(small_blocks) {
     static const struct shape moving = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, true };
     static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
     static const struct shape some = { GCUDA_TYPE_Q4_0, 256, 256, 11, 1, false };
-    n_beside = 0;
+    n_concurrent = 0;
     compare(decoder, &one);
     compare(decoder, &few);
-    CHECK(n_beside > 0);
+    CHECK(n_concurrent > 0);
     compare_within(decoder, &many, true, 0.0);
     compare_within(decoder, &some, true, 0.0);
     compare(experts, &one);

@@ -22,9 +22,9 @@ static struct gcudai_cuda * backend_of(enum gcuda_cuda_pool kind, size_t reserve
 }
 
 static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
-    return gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "test", ptr);
+    return gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "test", ptr);
 }
-static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_give(&cu->pool, ptr); }
+static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_release(&cu->pool, ptr); }
 
 static size_t scratch_of(struct gcudai_cuda * cu) {
     struct gcuda_cuda_stats s;
@@ -185,7 +185,7 @@ TEST(cublas_takes_the_workspace_it_is_given) {
             f + 2 * N * N, GCUDAI_CUDA_R_32F, N, 0, 1, GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32, GCUDAI_CUBLAS_DEFAULT);
         CHECK_MSG(status == 0, "cublasGemmStridedBatchedEx: %s", gcudai_cublas_status_name(status));
         CHECK(cudaStreamSynchronize(cu->stream) == cudaSuccess);
-        gcudai_cuda_give(&cu->cublas.workspace);
+        gcudai_cuda_mem_free(&cu->cublas.workspace);
     }
     gcuda_backend_free(&cu->backend);
 }

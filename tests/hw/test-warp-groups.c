@@ -564,7 +564,7 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     CHECK(form != 0 && scratch_of(p, how) >= n_bytes);
     for (int i = 0; i < 2; ++i) {
         CHECK_OK(make_columns(is_gate, all, i == 0 ? all[3].data : image, i == 0 ? 0 : form));
-        if (i == 1) { p[0].b.data = p[1].b.data = image, p[0].is_rounded = p[1].is_rounded = true; }
+        if (i == 1) { p[0].b.data = p[1].b.data = image, p[0].is_prequantized = p[1].is_prequantized = true; }
         CHECK_OK(multiply(p, how, &e, scratch));
         for (int k = 0; k < (how == GROUP ? 2 : 1); ++k) {
             CHECK(cudaMemcpy(y[i] + (size_t) k * y_bytes, p[k].y.data, y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
@@ -576,10 +576,10 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     CHECK(multiply(p, how, &e, scratch) == GCUDA_STATUS_UNSUPPORTED);
     p[0].b.data = p[1].b.data = image;
     CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    p[0].is_rounded = false; // of a group one alone
+    p[0].is_prequantized = false; // of a group one alone
     CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(cudaFree(p[0].a.data) == cudaSuccess);
-    p[0].is_rounded = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data, p[0].y.ne[0] = 1;
+    p[0].is_prequantized = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data, p[0].y.ne[0] = 1;
     CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data, p[1].y.data, p[1].a.data };
     for (size_t i = 0; i < sizeof used / sizeof used[0]; ++i) { CHECK(cudaFree(used[i]) == cudaSuccess); }

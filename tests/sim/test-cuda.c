@@ -143,21 +143,21 @@ TEST(scratch_is_reused_trimmed_and_kept_within_its_budget) {
     REQUIRE(backend != NULL);
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     void * p[4];
-    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[0]));
-    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[1]));
-    CHECK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 600 * 1024, "test", &p[2]) == GCUDA_STATUS_ALLOC_FAILED &&
+    CHECK_OK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 300 * 1024, "test", &p[0]));
+    CHECK_OK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 300 * 1024, "test", &p[1]));
+    CHECK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 600 * 1024, "test", &p[2]) == GCUDA_STATUS_ALLOC_FAILED &&
           p[2] == NULL);
     CHECK_HAS(gcuda_last_error(), "budget");
-    gcudai_cuda_pool_give(&cu->pool, p[0]); // out of order
-    gcudai_cuda_pool_give(&cu->pool, p[1]);
-    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 310 * 1024, "test", &p[3]));
+    gcudai_cuda_pool_release(&cu->pool, p[0]); // out of order
+    gcudai_cuda_pool_release(&cu->pool, p[1]);
+    CHECK_OK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 310 * 1024, "test", &p[3]));
     CHECK(p[3] == p[0] || p[3] == p[1]); // a little larger fits the old block
-    gcudai_cuda_pool_give(&cu->pool, p[3]);
-    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 900 * 1024, "test", &p[2])); // cached blocks make room
+    gcudai_cuda_pool_release(&cu->pool, p[3]);
+    CHECK_OK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 900 * 1024, "test", &p[2])); // cached blocks make room
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
     const struct gcuda_cuda_purpose_stats * scratch = &stats.by[GCUDA_CUDA_PURPOSE_SCRATCH];
     CHECK(scratch->in_use >= 900 * 1024 && stats.in_use == stats.reserved && stats.peak <= MB && stats.budget == MB);
-    gcudai_cuda_pool_give(&cu->pool, p[2]);
+    gcudai_cuda_pool_release(&cu->pool, p[2]);
     CHECK_OK(gcuda_backend_cuda_trim(backend));
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
     CHECK(scratch->in_use == 0 && scratch->reserved == 0 && scratch->peak >= 900 * 1024);
@@ -1718,8 +1718,8 @@ TEST(bad_indices_give_zeros_and_a_status) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcuda_cuda_stats stats;
     void * scratch = NULL;
-    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 1000, "test", &scratch));
-    gcudai_cuda_pool_give(&cu->pool, scratch);
+    CHECK_OK(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, 1000, "test", &scratch));
+    gcudai_cuda_pool_release(&cu->pool, scratch);
     CHECK_OK(gcuda_backend_graph_compute_async(backend, graph));
     CHECK(gcuda_backend_cuda_trim(backend) == GCUDA_STATUS_INVALID_DATA);
     CHECK_HAS(gcuda_last_error(), "get_rows");

@@ -2259,7 +2259,7 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
     CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     args[1][0].y.nb[0] = args[1][1].y.nb[0] = step;
-    args[1][0].is_rounded = args[1][1].is_rounded = true;
+    args[1][0].is_prequantized = args[1][1].is_prequantized = true;
     CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
     CHECK(cudaFree(scratch) == cudaSuccess);
     place_end(&p);
@@ -2777,7 +2777,7 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
         CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
         struct gcuda_mul_mat_args args;
         memset(&args, 0, sizeof args);
-        args.a = gcudai_array(a), args.b = gcudai_array(column[i]), args.is_rounded = i == 1;
+        args.a = gcudai_array(a), args.b = gcudai_array(column[i]), args.is_prequantized = i == 1;
         args.max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
         for (int j = 0; j < 2; ++j) {
             args.y = gcudai_array(y[i][j]);
@@ -2814,7 +2814,7 @@ static struct gcuda_mul_mat_epilogue pair_epilogue(enum pair_end end, const stru
     return e;
 }
 
-static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared, bool is_rounded) {
+static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared, bool is_prequantized) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024), * one = gcuda_dup_tensor(p.ctx, x), * column = gcuda_dup_tensor(p.ctx, x);
@@ -2829,7 +2829,7 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
     struct gcuda_norm_mul_args norm;
     memset(&norm, 0, sizeof norm);
     norm.x = gcudai_array(x), norm.w = gcudai_array(one), norm.y = gcudai_array(column), norm.eps = 1e-5f;
-    norm.form = is_rounded ? vec_layout_of(type).form : 0;
+    norm.form = is_prequantized ? vec_layout_of(type).form : 0;
     CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
     const int64_t first[] = { 0, 1, m / 4 * 2, m }; // one row, an odd number of them, an even one
     for (int end = 0; end < N_PAIR_ENDS; ++end) {
@@ -2838,7 +2838,7 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
                 const int64_t from = whole ? 0 : first[i], to = whole ? m : first[i + 1];
                 struct gcuda_mul_mat_args args;
                 memset(&args, 0, sizeof args);
-                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]), args.is_rounded = is_rounded;
+                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]), args.is_prequantized = is_prequantized;
                 args.a.ne[1] = args.y.ne[0] = to - from;
                 args.a.data = (char *) args.a.data + from * (int64_t) args.a.nb[1];
                 args.y.data = (char *) args.y.data + from * 4;
@@ -3408,7 +3408,7 @@ static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan 
     w->n_norms = columns_of(plan);
     for (int i = 0; i < plan->n_steps; ++i) {
         const struct gcudai_cuda_step * s = &plan->steps[i];
-        w->n_rounded += s->is_rounded;
+        w->n_rounded += s->is_prequantized;
         if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_GLU_PRODUCT) {
             const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).form;
             w->has_steps = s->args.glu_mul_mat.products.has_epilogue;

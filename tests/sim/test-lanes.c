@@ -23,10 +23,10 @@ static gcuda_backend_t backend_with(enum gcuda_cuda_switch concurrency, enum gcu
     return gcuda_backend_cuda_init_params(&p);
 }
 
-static uint64_t n_beside(gcuda_backend_t backend) {
+static uint64_t n_concurrent(gcuda_backend_t backend) {
     struct gcuda_cuda_plan_stats s;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &s));
-    return s.n_beside;
+    return s.n_concurrent;
 }
 
 static gcuda_backend_buffer_type_t on_gpu(int layer, void * user) {
@@ -69,7 +69,7 @@ static void check_net(enum net_kind kind) {
     gcuda_backend_t plain = backend_with(GCUDA_CUDA_OFF, GCUDA_CUDA_OFF);
     REQUIRE(plain != NULL);
     CHECK_OK(net_once(kind, plain, on_gpu, want));
-    CHECK_EQ_I(n_beside(plain), 0);
+    CHECK_EQ_I(n_concurrent(plain), 0);
     gcuda_backend_free(plain);
     clean();
     for (uint64_t seed = 1; seed <= 2 * n_seeds() && test_all.n_bad_checks == 0; ++seed) {
@@ -79,7 +79,7 @@ static void check_net(enum net_kind kind) {
         memset(got, 0, sizeof got);
         CHECK_OK(net_once(kind, backend, on_gpu, got));
         CHECK_MSG(memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, N_RUNS * OUT));
-        CHECK(n_beside(backend) > 0);
+        CHECK(n_concurrent(backend) > 0);
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK_EQ_I(stats.n_graph_launches, seed % 2 ? N_RUNS - 1 : 0); // the forks are in the CUDA graph
@@ -175,7 +175,7 @@ TEST(through_a_scheduler) {
             REQUIRE(b[0] != NULL && b[1] != NULL && b[2] != NULL);
             CHECK_OK(run_sched((enum net_kind) kind, b, seed > 0 ? got : want));
             CHECK_MSG(seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, N_RUNS * OUT));
-            for (int i = 0; i < 2; ++i) { CHECK((n_beside(b[i]) > 0) == (seed > 0)); }
+            for (int i = 0; i < 2; ++i) { CHECK((n_concurrent(b[i]) > 0) == (seed > 0)); }
             for (int i = 0; i < 3; ++i) { gcuda_backend_free(b[i]); }
             clean();
         }
@@ -236,7 +236,7 @@ TEST(towers_of_any_number) {
             gcuda_backend_t backend = backend_with(GCUDA_CUDA_ON, seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
             run_towers(backend, counts[i], 64, got, 64);
             CHECK_MSG(memcmp(got, want, sizeof got) == 0, "%d towers, order %d: error %g", counts[i], (int) seed, nmse(got, want, 3 * 64));
-            CHECK_MSG((n_beside(backend) > 0) == (counts[i] > 1), "%d towers: %d launches beside", counts[i], (int) n_beside(backend));
+            CHECK_MSG((n_concurrent(backend) > 0) == (counts[i] > 1), "%d towers: %d launches beside", counts[i], (int) n_concurrent(backend));
             gcuda_backend_free(backend);
             clean();
         }
@@ -281,7 +281,7 @@ TEST(only_where_it_pays_and_when_asked_for) {
         if (cases[i].env != NULL) { setenv("GCUDA_CUDA_GRAPH_OPT", cases[i].env, 1); }
         gcuda_backend_t backend = backend_with(cases[i].on, GCUDA_CUDA_OFF);
         plan_towers(backend, 3, cases[i].width);
-        CHECK_MSG((n_beside(backend) > 0) == cases[i].is_beside, "case %d", (int) i);
+        CHECK_MSG((n_concurrent(backend) > 0) == cases[i].is_beside, "case %d", (int) i);
         gcuda_backend_free(backend);
         unsetenv("GCUDA_CUDA_GRAPH_OPT");
         clean();

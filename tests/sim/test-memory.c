@@ -27,9 +27,9 @@ static struct gcudai_cuda * backend_of(enum gcuda_cuda_pool kind, size_t reserve
 }
 
 static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
-    return gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "test", ptr);
+    return gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "test", ptr);
 }
-static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_give(&cu->pool, ptr); }
+static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_release(&cu->pool, ptr); }
 
 // What the device itself says is in use.
 static size_t used_of(int device) {
@@ -415,8 +415,8 @@ TEST(a_budget_spans_the_devices_a_backend_works_on) {
     fresh(2, 64 * MB, 1);
     struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 10 * MB);
     REQUIRE(cu != NULL);
-    CHECK_OK(gcudai_cuda_side(cu, 1, &side)); // as split weights make them
-    CHECK_OK(gcudai_cuda_pool_take(&side->pool, side->stream, 6 * MB - 300, "test", &p));
+    CHECK_OK(gcudai_cuda_peer_context(cu, 1, &side)); // as split weights make them
+    CHECK_OK(gcudai_cuda_pool_acquire(&side->pool, side->stream, 6 * MB - 300, "test", &p));
     CHECK(take(cu, 5 * MB, &q) == GCUDA_STATUS_ALLOC_FAILED);
     CHECK_HAS(gcuda_last_error(), "budget of the backend");
     CHECK_OK(take(cu, 2 * MB, &q));

@@ -879,7 +879,7 @@ static bool may_round_less(const struct gcuda_cgraph * graph) {
 // Half of the seeds; and graphs that round less often and then jump, where nothing could be told from the results.
 static bool is_strict(uint64_t seed, const struct one * o) { return seed / 2 % 2 == 0 || (!o->g.is_smooth && may_round_less(o->graph)); }
 
-static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, uint64_t * n_beside) {
+static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, uint64_t * n_concurrent) {
     struct gcuda_cuda_params params;
     fresh(1, 64 * MB, seed);
     memset(&params, 0, sizeof params);
@@ -918,7 +918,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     count_patterns(planned);
     *n_fused += s.n_fused;
     *n_replayed += s.n_graph_launches;
-    *n_beside += s.n_beside;
+    *n_concurrent += s.n_concurrent;
     one_free(&on_cpu);
     one_free(&b);
     one_free(&a);
@@ -930,10 +930,10 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
 TEST(random_graphs_give_the_same_bits_planned_and_node_by_node) {
     const char * only = getenv("GCUDA_RANDOM_SEED");
     const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 240;
-    uint64_t n_fused = 0, n_replayed = 0, n_beside = 0;
-    for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_beside); }
-    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near, (int) n_fused, (int) n_replayed, (int) n_beside);
-    CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_beside >= n)); // it does reach what it is about
+    uint64_t n_fused = 0, n_replayed = 0, n_concurrent = 0;
+    for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_concurrent); }
+    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near, (int) n_fused, (int) n_replayed, (int) n_concurrent);
+    CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_concurrent >= n)); // it does reach what it is about
     for (int op = GCUDA_OP_NONE + 1; op < GCUDA_OP_COUNT && only == NULL; ++op) { // custom ones are the caller's
         CHECK_MSG(n_of_op[op] > 0 || op == GCUDA_OP_CUSTOM, "no %s in any graph", gcuda_op_name((enum gcuda_op) op));
     }

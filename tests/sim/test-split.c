@@ -37,12 +37,12 @@ TEST(a_pair_is_probed_once_and_reported) {
     fresh(3, 64 * MB, 1);
     CHECK(cudaSetDevice(2) == cudaSuccess);
     struct gcuda_cuda_peer p = peer_of(0, 1);
-    CHECK(p.is_possible && !p.is_probed && !p.is_in_use && p.route == GCUDA_CUDA_ROUTE_UNKNOWN && p.reason[0] != '\0');
+    CHECK(p.is_possible && !p.is_probed && !p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_UNKNOWN && p.reason[0] != '\0');
     CHECK_EQ_I(sim_counts("cudaMalloc"), 0); // asking alone probes nothing
     CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
     for (int i = 0; i < 2; ++i) {
         p = peer_of(i, 1 - i);
-        CHECK(p.is_possible && p.is_probed && p.is_in_use && p.route == GCUDA_CUDA_ROUTE_DIRECT && p.reason[0] == '\0');
+        CHECK(p.is_possible && p.is_probed && p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_DIRECT && p.reason[0] == '\0');
     }
     const long n = sim_counts("cudaMemcpyPeerAsync");
     CHECK_EQ_I(n, 4); // pushed and pulled, both ways
@@ -67,16 +67,16 @@ TEST(a_pair_is_probed_once_and_reported) {
 TEST(what_the_probe_finds_decides) {
     static const struct {
         int there, back;
-        enum gcuda_cuda_route route;
+        enum gcuda_cuda_peer_path path;
         const char * reason;
     } cases[] = {
-        { 1, 1, GCUDA_CUDA_ROUTE_DIRECT, "" },
-        { 0, 0, GCUDA_CUDA_ROUTE_DRIVER, "offers" },
-        { 1, 0, GCUDA_CUDA_ROUTE_DRIVER, "CUDA1 no access to CUDA0" },
-        { 2, 1, GCUDA_CUDA_ROUTE_DRIVER, "did not come through" }, // access is taken back
-        { 1, 2, GCUDA_CUDA_ROUTE_DRIVER, "did not come through" },
-        { 3, 1, GCUDA_CUDA_ROUTE_HOST, "from CUDA0 to CUDA1 did not come through" },
-        { 1, 3, GCUDA_CUDA_ROUTE_HOST, "from CUDA1 to CUDA0 did not come through" },
+        { 1, 1, GCUDA_CUDA_PEER_PATH_DIRECT, "" },
+        { 0, 0, GCUDA_CUDA_PEER_PATH_DRIVER, "offers" },
+        { 1, 0, GCUDA_CUDA_PEER_PATH_DRIVER, "CUDA1 no access to CUDA0" },
+        { 2, 1, GCUDA_CUDA_PEER_PATH_DRIVER, "did not come through" }, // access is taken back
+        { 1, 2, GCUDA_CUDA_PEER_PATH_DRIVER, "did not come through" },
+        { 3, 1, GCUDA_CUDA_PEER_PATH_HOST, "from CUDA0 to CUDA1 did not come through" },
+        { 1, 3, GCUDA_CUDA_PEER_PATH_HOST, "from CUDA1 to CUDA0 did not come through" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         fresh(2, 64 * MB, i);
@@ -85,14 +85,14 @@ TEST(what_the_probe_finds_decides) {
         CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
         for (int k = 0; k < 2; ++k) {
             const struct gcuda_cuda_peer p = peer_of(k, 1 - k);
-            CHECK_MSG(p.route == cases[i].route, "case %d: route %d", (int) i, (int) p.route);
+            CHECK_MSG(p.path == cases[i].path, "case %d: route %d", (int) i, (int) p.path);
             CHECK(p.is_possible == ((k == 0 ? cases[i].there : cases[i].back) != 0));
-            CHECK(p.is_in_use == (p.route == GCUDA_CUDA_ROUTE_DIRECT));
+            CHECK(p.is_in_use == (p.path == GCUDA_CUDA_PEER_PATH_DIRECT));
             CHECK_HAS(p.reason, cases[i].reason);
         }
         CHECK(cudaSetDevice(0) == cudaSuccess);
         const bool is_on = cudaDeviceDisablePeerAccess(1) == cudaSuccess;
-        CHECK(is_on == (cases[i].route == GCUDA_CUDA_ROUTE_DIRECT)); // off again where it does not work
+        CHECK(is_on == (cases[i].path == GCUDA_CUDA_PEER_PATH_DIRECT)); // off again where it does not work
         (void) cudaGetLastError();
     }
     clean();
@@ -109,7 +109,7 @@ TEST(access_that_the_caller_enabled_stays) {
     CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaSuccess);
     sim_peer(0, 1, 2);
     CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
-    CHECK(peer_of(0, 1).route == GCUDA_CUDA_ROUTE_HOST && !peer_of(0, 1).is_in_use);
+    CHECK(peer_of(0, 1).path == GCUDA_CUDA_PEER_PATH_HOST && !peer_of(0, 1).is_in_use);
     CHECK(cudaDeviceDisablePeerAccess(1) == cudaSuccess);
     clean();
 }
@@ -1484,7 +1484,7 @@ TEST(devices_that_share_one) {
                     CHECK(cudaGetDevice(&device) == cudaSuccess && device == there - 1);
                     for (int k = 0; k < n - 1; ++k) {
                         CHECK_OK(gcuda_backend_cuda_get_peer(k, n - 1, &peer));
-                        CHECK(!peer.is_probed || peer.route == GCUDA_CUDA_ROUTE_DIRECT);
+                        CHECK(!peer.is_probed || peer.path == GCUDA_CUDA_PEER_PATH_DIRECT);
                         if (k % there == (n - 1) % there) { CHECK(peer.is_possible); }
                     }
                     gcuda_backend_free(backend);

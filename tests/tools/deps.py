@@ -3,7 +3,8 @@
 
 A section uses another if its code names a function, table, variable, type or macro that the other defines. The names come from the
 text and, for those that tables of macros put together, from the preprocessor (x86-64, with CUDA). A call through a vtable names nothing
-and does not count. A prototype defines nothing: a function belongs to the section with its body.
+and does not count, nor does looking an operation up in the table of all (LOOKUPS). A prototype defines nothing: a function belongs to the
+section with its body.
 
     deps.py                 what each section uses, and the cycles
     deps.py --why A B       the names of section B that section A uses, with the first line of each
@@ -18,6 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 # These sections are in no cycle, neither among themselves nor through others.
 ACYCLIC = ("impl-tensor", "impl-graph", "impl-registry", "impl-alloc", "impl-backend", "impl-cpu")
 MAX_CYCLES = 2  # of the other sections
+LOOKUPS = ("gcudai_op_row", "gcudai_sub_op_name")
 
 TOKEN = re.compile(r"[A-Za-z_]\w*|[(){}\[\];=]")
 OWN = re.compile(r"(?:gcudai?|GCUDAI?)_")
@@ -126,7 +128,7 @@ def graph_of(path):
     used = [(n, t) for n, code in source for t in TOKEN.findall(code)] + expanded
     for n, t in used:
         user, owner = section(n), home.get(t)
-        if user and owner and user != owner:
+        if user and owner and user != owner and t not in LOOKUPS:
             names = out[user].setdefault(owner, {})
             names[t] = min(n, names.get(t, n))
     return out

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks on gcuda.h and gcuda_kernels.cu that no compiler makes. Last line: N passed, N failed.
 
-  - CONTENTS and the section banners name the same tags in the same order; those of the kernels with the same words
+  - CONTENTS and the section banners name the same tags in the same order with the same words; the parts of >>ops are those of >>impl-ops
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
     every constructor has its row in test-errors.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
@@ -49,22 +49,30 @@ def where(text, at):
     return text.count("\n", 0, at) + 1
 
 
-def check_contents(text):
-    contents = re.search(r"CONTENTS.*?\*/", text, re.S)
-    rows = re.findall(r"^\s*>>([a-z0-9-]+)\s+(.*?)\s*$", contents.group(), re.M) if contents else []
-    banners = re.findall(r"^// =+\n// >>([a-z0-9-]+)\s+(.*?)\s*$", text, re.M)
-    bad = []
-    if [t for t, _ in rows] != [t for t, _ in banners]:
-        bad.append("CONTENTS: " + " ".join(t for t, _ in rows))
-        bad.append("banners:  " + " ".join(t for t, _ in banners))
-    check("CONTENTS lists the banners in order", bad)
-
-
-def check_kernel_contents(text):
-    rows = re.findall(r"^//   >>([a-z0-9-]+)\s+(.*?)\s*$", text, re.M)
+def check_contents(path, text):
+    """CONTENTS, a comment of either kind at the top, against the banners: tag and words."""
+    contents = re.search(r"CONTENTS.*?(?:\*/|\n//\n)", text, re.S)
+    rows = re.findall(r"^(?://)?\s*>>([a-z0-9-]+)\s+(.*?)\s*$", contents.group(), re.M) if contents else []
     banners = re.findall(r"^// =+\n// >>([a-z0-9-]+)\s+(.*?)\s*$", text, re.M)
     bad = [f"CONTENTS {a or ''}, banner {b or ''}" for a, b in itertools.zip_longest(rows, banners) if a != b]
-    check("gcuda_kernels.cu: CONTENTS lists the banners word for word", bad)
+    check(f"{path}: CONTENTS lists {len(banners)} banners word for word", bad or ["no CONTENTS"] * (not rows))
+
+
+def check_subjects(text):
+    """The parts of >>ops and the sections of >>impl-ops: the same subjects in the same order, the same operations under each."""
+    parts = []
+    for heading in (r"^// -{99,}\n// >>ops-([a-z-]+)\s+(.*?)\s*$|^// >>op:([a-z0-9_]+)", r"^// =+\n// >>impl-ops-([a-z-]+)\s+(.*?)\s*$|^// >>op:([a-z0-9_]+)"):
+        start = text.find("// >>graph ") if parts else 0
+        found = []
+        for subject, words, op in re.findall(heading, text[start:text.find("// >>impl-registry ") if parts else text.find("// >>graph ")], re.M):
+            if subject:
+                found.append((subject, words, set()))
+            elif found:
+                found[-1][2].add(op)
+        parts.append(found)
+    bad = [f">>ops-{a and a[0]}, >>impl-ops-{b and b[0]}: " + (f"{a[2] ^ b[2]} in one only" if a and b and a[:2] == b[:2] else f"{a and a[1]} / {b and b[1]}")
+           for a, b in itertools.zip_longest(*parts) if a != b]
+    check(f"{len(parts[0])} subjects of operations, in >>ops and >>impl-ops alike", bad or ["no subject"] * (not parts[0]))
 
 
 def registry(text):
@@ -159,7 +167,7 @@ UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-attention",
-    "gcuda.h": "cuda impl-cuda-mul-mat impl-cuda-split impl-cuda-look",
+    "gcuda.h": "cuda impl-cuda-mul-mat impl-cuda-split impl-cuda-snapshot",
 }
 
 
@@ -330,7 +338,8 @@ def check_generated():
 
 def main():
     text = read("gcuda.h")
-    check_contents(text)
+    check_contents("gcuda.h", text)
+    check_subjects(text)
     check_blocks(text)
     for path in ("gcuda.h", "gcuda_kernels.cu"):
         if os.path.exists(os.path.join(ROOT, path)):
@@ -343,7 +352,7 @@ def main():
     examples = sorted("examples/" + name for name in os.listdir(folder) if name.endswith(".c")) if os.path.isdir(folder) else []
     check_phrases(f"{len(examples)} examples", examples)
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
-        check_kernel_contents(read("gcuda_kernels.cu"))
+        check_contents("gcuda_kernels.cu", read("gcuda_kernels.cu"))
         check_contracts(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
