@@ -137,7 +137,7 @@ EMBEDDING IN AN ENGINE
 
 ADDING AN OPERATION
     1. its row in GCUDA_OPS: all facts about it, for the CPU, gradients and CUDA. The argument struct's name in GCUDA_ARGS
-       if it has its own
+       if it has its own. Its parameters in GCUDA_OP_PARAMS if it has any
     2. its >>op:NAME block in the part of >>ops for its subject, such as >>ops-copy: argument struct, comment, constructors
     3. its >>op:NAME block in that subject's section, such as >>impl-ops-copy: constructors, gcudai_NAME_check,
        gcudai_NAME_args, gcudai_NAME_cpu, and gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
@@ -1026,45 +1026,51 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
-// Layout of tensor.op_params by operation: 32-bit slots, integers unless marked f (float). Other slots are 0. Constructors write the
-// slots; programs that walk or change graphs may read and write them (then gcuda_check_node).
-//
-//   operation                    slots
-//   VIEW                         0-1 offset into src[0] in bytes, 64 bits
-//   PERMUTE                      0-3 axis of the result for dimensions 0 to 3 of the source
-//   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
-//   CONCAT                       0 dimension
-//   PAD                          0-7 before and after, by dimension; 8 circular
-//   PAD_REFLECT_1D               0 before, 1 after
-//   ROLL                         0-3 shift by dimension
-//   DIAG_MASK_INF, _ZERO         0 n_past
-//   TRI                          0 enum gcuda_tri_type
-//   FILL                         0 f value
-//   ARANGE                       0 f start, 1 f stop, 2 f step
-//   TIMESTEP_EMBEDDING           0 dim, 1 max_period
-//   UNARY                        0 enum gcuda_unary_op; XIELU: 1 f beta + softplus(alpha_n), 2 f softplus(alpha_p), 3 f beta, 4 f eps
-//   GLU                          0 enum gcuda_glu_op, 1 swapped; SWIGLU_OAI: 2 f alpha, 3 f limit
-//   SCALE                        0 f scale, 1 f bias
-//   CLAMP                        0 f min, 1 f max
-//   LEAKY_RELU                   0 f slope
-//   NORM, RMS_NORM, L2_NORM, RMS_NORM_BACK   0 f eps
-//   GROUP_NORM                   0 n_groups, 1 f eps
-//   ARGSORT                      0 enum gcuda_sort_order
-//   SOFT_MAX, SOFT_MAX_BACK      0 f scale, 1 f max_bias
-//   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
-//                                9 f beta_fast, 10 f beta_slow, 11-14 sections
-//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec; MUL_MAT: 1 enum gcuda_hint
-//   FLASH_ATTN_EXT, _BACK        0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec; FLASH_ATTN_EXT: 4 n_kv_max
-//   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
-//   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
-//   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
-//   CONV_TRANSPOSE_1D            0 s0, 1 p0, 2 d0
-//   CONV_TRANSPOSE_2D            0 stride, 7 enum gcuda_prec
-//   POOL_1D                      0 enum gcuda_op_pool, 1 k0, 2 s0, 3 p0
-//   POOL_2D, POOL_2D_BACK        0 enum gcuda_op_pool, 1 k0, 2 k1, 3 s0, 4 s1, 5 p0, 6 p1 (whole parts), 7 f p0, 8 f p1
-//   UPSCALE                      0 enum gcuda_scale_mode and its flags
-//   GATED_LINEAR_ATTN            0 f scale
-//   CUSTOM                       private
+// Layout of tensor.op_params by operation: 32-bit slots from the first one on, except VIEW and CUSTOM. Other slots
+// are 0. Constructors X
+// clang-format off
+#define GCUDA_OP_PARAMS(X)                                                                                           \
+    /* name               fields                                                   operations */                     \
+    X(view,               uint64_t offset;)                                     /* VIEW: into src[0], bytes */       \
+    X(permute,            int32_t axis[4];)                                     /* PERMUTE: of the result */         \
+    X(custom,             void (*fun)(void); void * userdata;                                                        \
+                          int32_t kind, n_tasks; gcuda_custom_cuda_op_t cuda;)  /* CUSTOM: private */                \
+    X(region,             uint32_t low[4]; int32_t is_inplace; uint32_t high[4];) /* SET, ACC: nb[1..3], offset */   \
+    X(concat,             int32_t dim;)                                         /* CONCAT */                         \
+    X(pad,                int32_t ends[4][2], is_circular;)                     /* PAD: before and after */          \
+    X(pad_reflect_1d,     int32_t p0, p1;)                                      /* PAD_REFLECT_1D */                 \
+    X(roll,               int32_t shift[4];)                                    /* ROLL */                           \
+    X(diag_mask,          int32_t n_past;)                                      /* DIAG_MASK_INF, DIAG_MASK_ZERO */  \
+    X(tri,                int32_t type;)                                        /* TRI: enum gcuda_tri_type */       \
+    X(fill,               float value;)                                         /* FILL */                           \
+    X(arange,             float start, stop, step;)                             /* ARANGE */                         \
+    X(timestep_embedding, int32_t dim, max_period;)                             /* TIMESTEP_EMBEDDING */             \
+    /* UNARY: enum gcuda_unary_op; XIELU: beta + softplus(alpha_n), softplus(alpha_p), beta, eps */                  \
+    X(unary,              int32_t op; float xielu[4];)                                                               \
+    X(glu,                int32_t op, is_swapped; float alpha, limit;)          /* GLU: enum gcuda_glu_op */         \
+    X(map,                float p[2];)                                          /* element-wise with one source: */  \
+    X(scale,              float scale, bias;)                                   /* SCALE */                          \
+    X(clamp,              float min, max;)                                      /* CLAMP */                          \
+    X(leaky_relu,         float slope;)                                         /* LEAKY_RELU */                     \
+    X(norm,               float eps;)                                           /* NORM, RMS_NORM, L2_NORM, .._BACK */ \
+    X(group_norm,         int32_t n_groups; float eps;)                         /* GROUP_NORM */                     \
+    X(argsort,            int32_t order;)                                       /* ARGSORT: enum gcuda_sort_order */ \
+    X(soft_max,           float scale, max_bias;)                               /* SOFT_MAX, SOFT_MAX_BACK */        \
+    X(rope,               int32_t unused0, n_dims, mode, unused3, n_ctx_orig;   /* ROPE, ROPE_BACK */                \
+                          float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;                \
+                          int32_t sections[GCUDA_MROPE_SECTIONS];)                                                   \
+    X(mul_mat,            int32_t prec, hint;)                                  /* MUL_MAT, MUL_MAT_ID, OUT_PROD */  \
+    X(flash_attn_ext,     float scale, max_bias, logit_softcap;                 /* FLASH_ATTN_EXT, .._BACK */        \
+                          int32_t prec, n_kv_max;)                                                                   \
+    X(conv,               int32_t s0, s1, p0, p1, d0, d1, is_2d, prec;)         /* CONV_2D, .._DW, IM2COL, .._BACK */ \
+    X(im2col_3d,          int32_t s[3], p[3], d[3], channels;)                  /* IM2COL_3D */                      \
+    X(conv_transpose,     int32_t stride, p0, d0, unused3[4], prec;)            /* CONV_TRANSPOSE_1D, _2D */         \
+    X(pool_1d,            int32_t op, k0, s0, p0;)                              /* POOL_1D: enum gcuda_op_pool */    \
+    X(pool_2d,            int32_t op, k0, k1, s0, s1, p0, p1; float rest[2];) /* POOL_2D, .._BACK: padding p + rest */ \
+    X(upscale,            int32_t mode;)                                        /* UPSCALE: with its flags */        \
+    X(gated_linear_attn,  float scale;)                                         /* GATED_LINEAR_ATTN */
+// clang-format on
+
 GCUDA_API const char * gcuda_op_name(enum gcuda_op op); // "RMS_NORM"; "invalid"
 // Checks a node that a program has made or changed itself: sizes and strides, number of sources, shapes, types and parameters, by the
 // rules of constructors and backends. SUCCESS does not mean that a device supports the node: see gcuda_backend_supports_op.
@@ -12339,6 +12345,25 @@ gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args 
     return GCUDA_STATUS_SUCCESS;
 }
 
+// ---- op_params ----
+
+// struct gcudai_NAME_params, and gcudai_NAME_params_of(y): those of a node
+#define X(name, ...)                                                                                                \
+    struct gcudai_##name##_params { __VA_ARGS__ };                                                                  \
+    typedef char gcudai_##name##_params_fit[sizeof(struct gcudai_##name##_params) <= GCUDA_MAX_OP_PARAMS ? 1 : -1]; \
+    static struct gcudai_##name##_params gcudai_##name##_params_of(const struct gcuda_tensor * y) {                 \
+        struct gcudai_##name##_params p;                                                                            \
+        memcpy(&p, y->op_params, sizeof(p));                                                                        \
+        return p;                                                                                                   \
+    }
+GCUDA_OP_PARAMS(X)
+#undef X
+
+// params: struct gcudai_NAME_params of the node's operation
+static void gcudai_set_params(struct gcuda_tensor * y, const void * params, size_t size) {
+    memcpy(y->op_params, params, size);
+}
+
 // ---- what constructors are made of ----
 
 GCUDAI_PRINTF(3, 4)
@@ -12432,13 +12457,14 @@ static gcuda_status gcudai_want_node_of(const struct gcuda_tensor * a, const cha
                            gcudai_op_lower(a->op), names);
 }
 
+// at: offset of the field prec
 static gcuda_status gcudai_set_prec(
-    struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, int slot, enum gcuda_prec prec) {
+    struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, size_t at, enum gcuda_prec prec) {
     GCUDAI_TRY(gcudai_want_node_of(a, function, ops));
     if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: precision %d does not exist", function, (int) prec);
     }
-    a->op_params[slot] = (int32_t) prec;
+    a->op_params[at / sizeof(a->op_params[0])] = (int32_t) prec;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -12447,31 +12473,6 @@ static struct gcuda_tensor * gcudai_op_view(
     struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
     struct gcuda_tensor * y = gcudai_view_like(ctx, a);
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
-}
-
-static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
-    struct gcuda_tensor * const * src, int n, bool inplace) {
-    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
-}
-
-static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
-    if (y != NULL) {
-        y->op_params[slot] = value;
-    }
-}
-
-static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
-    if (y != NULL) {
-        memcpy(&y->op_params[slot], &value, sizeof(value));
-    }
-}
-
-static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
-
-static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
-    float value;
-    memcpy(&value, &y->op_params[slot], sizeof(value));
-    return value;
 }
 
 // Runs the check. A refused node leaves the context as it was, but for the error it keeps.
@@ -12494,6 +12495,22 @@ static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct
     gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
     gcudai_object_pop(ctx, y);
     return NULL;
+}
+
+// With parameters. NULL passes through.
+static struct gcuda_tensor * gcudai_op_finish_with(
+    struct gcuda_context * ctx, struct gcuda_tensor * y, const void * params, size_t size) {
+    if (y != NULL) { gcudai_set_params(y, params, size); }
+    return gcudai_op_finish(ctx, y);
+}
+
+// A result of the type and shape of src[0], in its memory if inplace. params: NULL, or those of the operation.
+static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op,
+    struct gcuda_tensor * const * src, int n, bool inplace, const void * params, size_t size) {
+    if (!gcudai_op_begin(ctx, op, src, n)) { return NULL; }
+    struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, op, src[0], src, n)
+                                      : gcudai_op_new(ctx, op, src[0]->type, src[0]->ne, src, n);
+    return gcudai_op_finish_with(ctx, y, params, size);
 }
 
 // ---- what CPU functions are made of ----
@@ -12817,8 +12834,8 @@ static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcud
         }
     }
     gcuda_format_name(y, "%s (view)", a->name);
-    const uint64_t offset64 = offset;
-    memcpy(y->op_params, &offset64, sizeof(offset64));
+    const struct gcudai_view_params p = { offset };
+    gcudai_set_params(y, &p, sizeof(p));
     if (!is_ok) {
         gcudai_object_pop(ctx, y);
         return gcudai_op_error(ctx, GCUDA_OP_VIEW, "strides overflow");
@@ -12877,9 +12894,8 @@ static struct gcuda_tensor * gcudai_permuted(
     memcpy(y->ne, ne, sizeof(ne));
     memcpy(y->nb, nb, sizeof(nb));
     gcuda_format_name(y, "%s (%s)", a->name, suffix);
-    for (int i = 0; i < GCUDA_MAX_DIMS && op == GCUDA_OP_PERMUTE; ++i) {
-        gcudai_set_param_i32(y, i, axis[i]);
-    }
+    const struct gcudai_permute_params p = { { axis[0], axis[1], axis[2], axis[3] } };
+    if (op == GCUDA_OP_PERMUTE) { gcudai_set_params(y, &p, sizeof(p)); }
     return gcudai_op_finish(ctx, gcudai_op_attach(y, op, src, 1));
 }
 
@@ -12919,10 +12935,8 @@ static gcuda_status gcudai_want_permuted(const struct gcuda_tensor * y, const in
 }
 
 static gcuda_status gcudai_permute_check(const struct gcuda_tensor * y) {
-    int axis[GCUDA_MAX_DIMS];
-    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        axis[i] = gcudai_param_i32(y, i);
-    }
+    const struct gcudai_permute_params p = gcudai_permute_params_of(y);
+    const int axis[GCUDA_MAX_DIMS] = { p.axis[0], p.axis[1], p.axis[2], p.axis[3] };
     GCUDAI_WANT(y, gcudai_is_permutation(axis), "axes %d, %d, %d, %d are not a permutation of 0..3", axis[0], axis[1],
         axis[2], axis[3]);
     return gcudai_want_permuted(y, axis);
@@ -12951,24 +12965,6 @@ static void gcudai_transpose_cpu(const union gcuda_args * args, const struct gcu
 }
 
 // >>op:custom -----------------------------------------------------------------------------------------
-// Stored in op_params: the callbacks and their user pointer (a function pointer does not fit a void * by the standard,
-// but its bytes do fit here).
-struct gcudai_custom_params {
-    void (*fun)(void);
-    void * userdata;
-    int32_t kind, n_tasks;
-    gcuda_custom_cuda_op_t cuda;
-};
-typedef char gcudai_custom_params_fit[sizeof(struct gcudai_custom_params) <= GCUDA_MAX_OP_PARAMS ? 1 : -1];
-
-static struct gcuda_tensor * gcudai_custom(
-    struct gcuda_context * ctx, struct gcuda_tensor * y, const struct gcudai_custom_params * p) {
-    if (y != NULL) {
-        memcpy(y->op_params, p, sizeof(*p));
-    }
-    return gcudai_op_finish(ctx, y);
-}
-
 static struct gcudai_custom_params gcudai_custom_host(void (*fun)(void), int kind, int n_tasks, void * userdata) {
     struct gcudai_custom_params p;
     GCUDAI_ZERO(p);
@@ -13000,7 +12996,7 @@ static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struc
     struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_CUSTOM, src[0], src, n)
                                       : gcudai_op_new(ctx, GCUDA_OP_CUSTOM, src[0]->type, src[0]->ne, src, n);
     const struct gcudai_custom_params p = gcudai_custom_host(fun, n, n_tasks, userdata);
-    return gcudai_custom(ctx, y, &p);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_map_custom1(
@@ -13047,7 +13043,7 @@ static struct gcuda_tensor * gcudai_custom_4d(struct gcuda_context * ctx, enum g
     if (!gcudai_custom_begin(ctx, args, n_args)) {
         return NULL;
     }
-    return gcudai_custom(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), p);
+    return gcudai_op_finish_with(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), p, sizeof(*p));
 }
 
 static struct gcuda_tensor * gcudai_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -13063,7 +13059,7 @@ static struct gcuda_tensor * gcudai_custom_inplace(struct gcuda_context * ctx, s
     if (!gcudai_custom_begin(ctx, src, n_args + 1)) {
         return NULL;
     }
-    return gcudai_custom(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), p);
+    return gcudai_op_finish_with(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), p, sizeof(*p));
 }
 
 struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1,
@@ -13104,14 +13100,8 @@ struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * ctx, struc
     return gcudai_custom_inplace(ctx, a, args, n_args, &p);
 }
 
-static struct gcudai_custom_params gcudai_custom_get(const struct gcuda_tensor * y) {
-    struct gcudai_custom_params p;
-    memcpy(&p, y->op_params, sizeof(p));
-    return p;
-}
-
 static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
-    const struct gcudai_custom_params p = gcudai_custom_get(y);
+    const struct gcudai_custom_params p = gcudai_custom_params_of(y);
     GCUDAI_WANT(y, p.fun != NULL || p.cuda != NULL, "callback is NULL");
     GCUDAI_WANT(y, p.kind >= 1 && p.kind <= 4, "kind is %d, want 1 to 4", (int) p.kind);
     GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX,
@@ -13123,7 +13113,7 @@ static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_custom_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    const struct gcudai_custom_params p = gcudai_custom_get(y);
+    const struct gcudai_custom_params p = gcudai_custom_params_of(y);
     args->custom.dst = (struct gcuda_tensor *) (uintptr_t) y;
     args->custom.fun = p.fun;
     args->custom.userdata = p.userdata;
@@ -13134,7 +13124,7 @@ static void gcudai_custom_args(const struct gcuda_tensor * y, union gcuda_args *
 }
 
 static gcuda_status gcudai_custom_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_custom_get(y).fun != NULL, "only a CUDA device can compute it: there is no host callback");
+    GCUDAI_CAN(y, gcudai_custom_params_of(y).fun != NULL, "only a CUDA device can compute it: there is no host callback");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -13594,10 +13584,7 @@ static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op,
 // >>op:dup --------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_dup(struct gcuda_context * ctx, struct gcuda_tensor * a, bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_DUP, src, 1)) {
-        return NULL;
-    }
-    return gcudai_op_finish(ctx, gcudai_op_like(ctx, GCUDA_OP_DUP, a, src, 1, inplace));
+    return gcudai_op_like(ctx, GCUDA_OP_DUP, src, 1, inplace, NULL, 0);
 }
 
 struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -13970,36 +13957,24 @@ static void gcudai_set_rows_cpu(const union gcuda_args * args, const struct gcud
 }
 
 // >>op:set --------------------------------------------------------------------------------------------
-// Strides and offset in 32 bits where they fit, as others store them; slots 5 to 8 hold what is above.
-static void gcudai_set_param_bytes(struct gcuda_tensor * y, int slot, size_t bytes) {
-    const uint64_t v = bytes;
-    const uint32_t low = (uint32_t) v, high = (uint32_t) (v >> 32);
-    memcpy(&y->op_params[slot], &low, sizeof(low));
-    memcpy(&y->op_params[slot + 5], &high, sizeof(high));
-}
-
-static size_t gcudai_param_bytes(const struct gcuda_tensor * y, int slot) {
-    uint32_t low, high;
-    memcpy(&low, &y->op_params[slot], sizeof(low));
-    memcpy(&high, &y->op_params[slot + 5], sizeof(high));
-    const uint64_t v = (uint64_t) high << 32 | low;
+// Strides or, with i = 3, the offset: in 32 bits where they fit, as others store them; `high` holds the upper bits.
+static size_t gcudai_region_bytes(const struct gcuda_tensor * y, int i) {
+    const struct gcudai_region_params p = gcudai_region_params_of(y);
+    const uint64_t v = (uint64_t) p.high[i] << 32 | p.low[i];
     return v > SIZE_MAX ? SIZE_MAX : (size_t) v;
 }
 
 static struct gcuda_tensor * gcudai_region(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
     struct gcuda_tensor * b, const size_t * nb, size_t offset, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, op, src, 2)) {
-        return NULL;
+    struct gcudai_region_params p;
+    p.is_inplace = inplace;
+    for (int i = 0; i < 4; ++i) {
+        const uint64_t v = i < 3 ? nb[i] : offset;
+        p.low[i] = (uint32_t) v;
+        p.high[i] = (uint32_t) (v >> 32);
     }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, op, a, src, 2, inplace);
-    if (y == NULL) {
-        return NULL;
-    }
-    for (int i = 0; i < 3; ++i) { gcudai_set_param_bytes(y, i, nb[i]); }
-    gcudai_set_param_bytes(y, 3, offset);
-    gcudai_set_param_i32(y, 4, inplace);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_like(ctx, op, src, 2, inplace, &p, sizeof(p));
 }
 
 static struct gcuda_tensor * gcudai_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
@@ -14042,15 +14017,16 @@ struct gcuda_tensor * gcuda_set_2d_inplace(
 static struct gcuda_array gcudai_region_of(const struct gcuda_tensor * y) {
     struct gcuda_array r = gcudai_array(y->src[1]);
     r.type = y->type;
-    const size_t offset = gcudai_param_bytes(y, 3), end = gcuda_nbytes(y); // an offset that is refused makes no address
+    // an offset that is refused makes no address
+    const size_t offset = gcudai_region_bytes(y, 3), end = gcuda_nbytes(y);
     r.data = y->data ? (char *) y->data + GCUDAI_MIN(offset, end) : NULL;
     r.nb[0] = gcuda_type_size(y->type);
-    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { r.nb[d] = gcudai_param_bytes(y, d - 1); }
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { r.nb[d] = gcudai_region_bytes(y, d - 1); }
     return r;
 }
 
 static bool gcudai_region_fits(const struct gcuda_tensor * y, const struct gcuda_array * r) {
-    size_t end = gcudai_param_bytes(y, 3), bytes = 0;
+    size_t end = gcudai_region_bytes(y, 3), bytes = 0;
     bool is_ok = true;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t n = d == 0 ? r->ne[0] / gcuda_blck_size(r->type) : r->ne[d] - 1;
@@ -14062,7 +14038,7 @@ static bool gcudai_region_fits(const struct gcuda_tensor * y, const struct gcuda
 static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
     const struct gcuda_array r = gcudai_region_of(y);
-    const size_t offset = gcudai_param_bytes(y, 3), size = gcuda_type_size(y->type);
+    const size_t offset = gcudai_region_bytes(y, 3), size = gcuda_type_size(y->type);
     bool is_aligned = offset % size == 0;
     GCUDAI_TRY(gcudai_want_same_type(y, a, y));
     GCUDAI_TRY(gcudai_want_like(y, a));
@@ -14346,13 +14322,13 @@ struct gcuda_tensor * gcuda_concat(
         return gcudai_op_error(ctx, GCUDA_OP_CONCAT, "dimension %d, want 0 to 3, and a sum of extents below 2^63", dim);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONCAT, a->type, ne, src, 2);
-    gcudai_set_param_i32(y, 0, dim);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_concat_params p = { dim };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
-    const int dim = gcudai_param_i32(y, 0);
+    const int dim = gcudai_concat_params_of(y).dim;
     GCUDAI_WANT(y, dim >= 0 && dim < GCUDA_MAX_DIMS, "dimension is %d, want 0 to 3", dim);
     GCUDAI_TRY(gcudai_want_same_type(y, a, b));
     GCUDAI_TRY(gcudai_want_same_type(y, a, y));
@@ -14372,7 +14348,7 @@ static void gcudai_concat_args(const struct gcuda_tensor * y, union gcuda_args *
     args->concat.a = gcudai_array(y->src[0]);
     args->concat.b = gcudai_array(y->src[1]);
     args->concat.y = gcudai_array(y);
-    args->concat.dim = gcudai_param_i32(y, 0);
+    args->concat.dim = gcudai_concat_params_of(y).dim;
 }
 
 // Two copies into parts of y.
@@ -14419,12 +14395,10 @@ static struct gcuda_tensor * gcudai_pad_op(
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        gcudai_set_param_i32(y, 2 * d, lp[d]);
-        gcudai_set_param_i32(y, 2 * d + 1, rp[d]);
-    }
-    gcudai_set_param_i32(y, 8, is_circular);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_pad_params p = {
+        { { lp[0], rp[0] }, { lp[1], rp[1] }, { lp[2], rp[2] }, { lp[3], rp[3] } }, is_circular
+    };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_pad(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3) {
@@ -14450,16 +14424,17 @@ struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct 
 
 static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
+    const struct gcudai_pad_params p = gcudai_pad_params_of(y);
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
+        const int64_t lp = p.ends[d][0], rp = p.ends[d][1];
         GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
             (long long) rp, d);
         GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
             (long long) lp, (long long) x->ne[d], (long long) rp);
-        GCUDAI_WANT(y, gcudai_param_i32(y, 8) == 0 || x->ne[d] > 0 || gcuda_is_empty(y),
+        GCUDAI_WANT(y, p.is_circular == 0 || x->ne[d] > 0 || gcuda_is_empty(y),
             "nothing to continue in dimension %d", d);
     }
     return GCUDA_STATUS_SUCCESS;
@@ -14469,11 +14444,11 @@ static void gcudai_pad_args(const struct gcuda_tensor * y, union gcuda_args * ar
     struct gcuda_pad_args * p = &args->pad;
     p->x = gcudai_array(y->src[0]);
     p->y = gcudai_array(y);
-    p->is_circular = y->op != GCUDA_OP_PAD || gcudai_param_i32(y, 8) != 0;
+    const struct gcudai_pad_params pad = gcudai_pad_params_of(y);
+    const struct gcudai_roll_params roll = gcudai_roll_params_of(y);
+    p->is_circular = y->op != GCUDA_OP_PAD || pad.is_circular != 0;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        p->lp[d] = y->op == GCUDA_OP_PAD    ? gcudai_param_i32(y, 2 * d)
-                   : y->op == GCUDA_OP_ROLL ? gcudai_param_i32(y, d)
-                                            : 0;
+        p->lp[d] = y->op == GCUDA_OP_PAD ? pad.ends[d][0] : y->op == GCUDA_OP_ROLL ? roll.shift[d] : 0; // REPEAT: 0
     }
 }
 
@@ -14538,14 +14513,14 @@ struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gc
         return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d after, want at least 0", p0, p1);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
-    gcudai_set_param_i32(y, 0, p0);
-    gcudai_set_param_i32(y, 1, p1);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_pad_reflect_1d_params p = { p0, p1 };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
-    const int64_t p0 = gcudai_param_i32(y, 0), p1 = gcudai_param_i32(y, 1);
+    const struct gcudai_pad_reflect_1d_params p = gcudai_pad_reflect_1d_params_of(y);
+    const int64_t p0 = p.p0, p1 = p.p1;
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
@@ -14559,7 +14534,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
 static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->pad_reflect_1d.x = gcudai_array(y->src[0]);
     args->pad_reflect_1d.y = gcudai_array(y);
-    args->pad_reflect_1d.p0 = gcudai_param_i32(y, 0);
+    args->pad_reflect_1d.p0 = gcudai_pad_reflect_1d_params_of(y).p0;
 }
 
 static void gcudai_pad_reflect_1d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -14583,13 +14558,8 @@ static void gcudai_pad_reflect_1d_cpu(const union gcuda_args * args, const struc
 struct gcuda_tensor * gcuda_roll(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3) {
     struct gcuda_tensor * src[] = { a };
-    const int shift[GCUDA_MAX_DIMS] = { shift0, shift1, shift2, shift3 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ROLL, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ROLL, a->type, a->ne, src, 1);
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { gcudai_set_param_i32(y, d, shift[d]); }
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_roll_params p = { { shift0, shift1, shift2, shift3 } };
+    return gcudai_op_like(ctx, GCUDA_OP_ROLL, src, 1, false, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
@@ -14598,8 +14568,9 @@ static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
     GCUDAI_TRY(gcudai_want_like(y, x));
+    const struct gcudai_roll_params p = gcudai_roll_params_of(y);
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        const int64_t shift = gcudai_param_i32(y, d);
+        const int64_t shift = p.shift[d];
         GCUDAI_WANT(y, shift == 0 || (shift < x->ne[d] && -shift < x->ne[d]),
             "shift %lld of dimension %d, want less than %lld", (long long) shift, d, (long long) x->ne[d]);
     }
@@ -14630,12 +14601,14 @@ static gcuda_status gcudai_diag_check(const struct gcuda_tensor * y) {
 
 static void gcudai_mask_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_mask_args * p = &args->mask;
-    const int param = gcudai_param_i32(y, 0);
+    const int tri = gcudai_tri_params_of(y).type;
     p->x = gcudai_array(y->src[0]);
     p->y = gcudai_array(y);
     p->from = -GCUDAI_MASK_FAR;
     p->to = GCUDAI_MASK_FAR;
-    p->value = y->op == GCUDA_OP_DIAG_MASK_INF ? -INFINITY : y->op == GCUDA_OP_FILL ? gcudai_param_f32(y, 0) : 0.0f;
+    p->value = y->op == GCUDA_OP_DIAG_MASK_INF ? -INFINITY
+               : y->op == GCUDA_OP_FILL        ? gcudai_fill_params_of(y).value
+                                               : 0.0f;
     switch (y->op) {
         case GCUDA_OP_DIAG: // every row sees the only one
             p->x.ne[1] = y->ne[1];
@@ -14644,13 +14617,13 @@ static void gcudai_mask_args(const struct gcuda_tensor * y, union gcuda_args * a
             p->to = 1;
             break;
         case GCUDA_OP_DIAG_MASK_INF:
-        case GCUDA_OP_DIAG_MASK_ZERO: p->to = (int64_t) param + 1; break;
+        case GCUDA_OP_DIAG_MASK_ZERO: p->to = (int64_t) gcudai_diag_mask_params_of(y).n_past + 1; break;
         case GCUDA_OP_FILL: p->to = p->from; break;
         default: // TRI
-            if (param == GCUDA_TRI_TYPE_UPPER_DIAG || param == GCUDA_TRI_TYPE_UPPER) {
-                p->from = param == GCUDA_TRI_TYPE_UPPER ? 1 : 0;
+            if (tri == GCUDA_TRI_TYPE_UPPER_DIAG || tri == GCUDA_TRI_TYPE_UPPER) {
+                p->from = tri == GCUDA_TRI_TYPE_UPPER ? 1 : 0;
             } else {
-                p->to = param == GCUDA_TRI_TYPE_LOWER ? 0 : 1;
+                p->to = tri == GCUDA_TRI_TYPE_LOWER ? 0 : 1;
             }
             break;
     }
@@ -14690,12 +14663,8 @@ static void gcudai_diag_cpu(const union gcuda_args * args, const struct gcudai_t
 static struct gcuda_tensor * gcudai_diag_mask(
     struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, int n_past, bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, op, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, op, a, src, 1, inplace);
-    gcudai_set_param_i32(y, 0, n_past);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_diag_mask_params p = { n_past };
+    return gcudai_op_like(ctx, op, src, 1, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
@@ -14713,8 +14682,9 @@ static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
 }
 
 static gcuda_status gcudai_diag_mask_inf_check(const struct gcuda_tensor * y) {
+    const int n_past = gcudai_diag_mask_params_of(y).n_past;
     GCUDAI_TRY(gcudai_want_float_like(y));
-    GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 0, "n_past is %d, want at least 0", (int) gcudai_param_i32(y, 0));
+    GCUDAI_WANT(y, n_past >= 0, "n_past is %d, want at least 0", n_past);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -14738,16 +14708,12 @@ static void gcudai_diag_mask_zero_cpu(const union gcuda_args * args, const struc
 // >>op:tri --------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_TRI, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_TRI, a->type, a->ne, src, 1);
-    gcudai_set_param_i32(y, 0, (int32_t) type);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_tri_params p = { (int32_t) type };
+    return gcudai_op_like(ctx, GCUDA_OP_TRI, src, 1, false, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_tri_check(const struct gcuda_tensor * y) {
-    const int type = gcudai_param_i32(y, 0);
+    const int type = gcudai_tri_params_of(y).type;
     GCUDAI_TRY(gcudai_want_float_like(y));
     GCUDAI_WANT(y, y->ne[0] == y->ne[1], "matrices must be square");
     GCUDAI_WANT(
@@ -14760,12 +14726,8 @@ static void gcudai_tri_cpu(const union gcuda_args * args, const struct gcudai_ta
 // >>op:fill -------------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c, bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_FILL, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_FILL, a, src, 1, inplace);
-    gcudai_set_param_f32(y, 0, c);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_fill_params p = { c };
+    return gcudai_op_like(ctx, GCUDA_OP_FILL, src, 1, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) {
@@ -14795,22 +14757,21 @@ struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, floa
             (double) start, (double) stop, (double) step);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARANGE, GCUDA_TYPE_F32, ne, NULL, 0);
-    gcudai_set_param_f32(y, 0, start);
-    gcudai_set_param_f32(y, 1, stop);
-    gcudai_set_param_f32(y, 2, step);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_arange_params p = { start, stop, step };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_arange_check(const struct gcuda_tensor * y) {
-    const int64_t n = gcudai_arange_count(gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
+    const struct gcudai_arange_params p = gcudai_arange_params_of(y);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    return gcudai_want_shape(y, n, 1, 1, 1);
+    return gcudai_want_shape(y, gcudai_arange_count(p.start, p.stop, p.step), 1, 1, 1);
 }
 
 static void gcudai_arange_args(const struct gcuda_tensor * y, union gcuda_args * args) {
+    const struct gcudai_arange_params p = gcudai_arange_params_of(y);
     args->arange.y = gcudai_array(y);
-    args->arange.start = gcudai_param_f32(y, 0);
-    args->arange.step = gcudai_param_f32(y, 2);
+    args->arange.start = p.start;
+    args->arange.step = p.step;
 }
 
 static void gcudai_arange_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -14836,25 +14797,25 @@ struct gcuda_tensor * gcuda_timestep_embedding(
     }
     const int64_t ne[GCUDA_MAX_DIMS] = { dim, timesteps->ne[0], 1, 1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, GCUDA_TYPE_F32, ne, src, 1);
-    gcudai_set_param_i32(y, 0, dim);
-    gcudai_set_param_i32(y, 1, max_period);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_timestep_embedding_params p = { dim, max_period };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
-    const int dim = gcudai_param_i32(y, 0), max_period = gcudai_param_i32(y, 1);
+    const struct gcudai_timestep_embedding_params p = gcudai_timestep_embedding_params_of(y);
     GCUDAI_TRY(gcudai_want_type(y, x, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_WANT(y, gcuda_is_vector(x), "%s must be a vector", gcudai_label(y, x));
-    GCUDAI_WANT(y, dim >= 1 && max_period >= 1, "dim is %d and max_period %d, want at least 1", dim, max_period);
-    return gcudai_want_shape(y, dim, x->ne[0], 1, 1);
+    GCUDAI_WANT(y, p.dim >= 1 && p.max_period >= 1, "dim is %d and max_period %d, want at least 1", (int) p.dim,
+        (int) p.max_period);
+    return gcudai_want_shape(y, p.dim, x->ne[0], 1, 1);
 }
 
 static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->timestep_embedding.x = gcudai_array(y->src[0]);
     args->timestep_embedding.y = gcudai_array(y);
-    args->timestep_embedding.max_period = gcudai_param_i32(y, 1);
+    args->timestep_embedding.max_period = gcudai_timestep_embedding_params_of(y).max_period;
 }
 
 #define GCUDAI_TIMESTEP_ITEM ((int64_t) 4096)
@@ -14888,10 +14849,7 @@ static void gcudai_timestep_embedding_cpu(const union gcuda_args * args, const s
 static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
     struct gcuda_tensor * b, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, op, src, 2)) {
-        return NULL;
-    }
-    return gcudai_op_finish(ctx, gcudai_op_like(ctx, op, src[0], src, 2, inplace));
+    return gcudai_op_like(ctx, op, src, 2, inplace, NULL, 0);
 }
 
 struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -15076,10 +15034,7 @@ static void gcudai_add1_cpu(const union gcuda_args * args, const struct gcudai_t
 struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     struct gcuda_tensor * ids) {
     struct gcuda_tensor * src[] = { a, b, ids };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ADD_ID, src, 3)) {
-        return NULL;
-    }
-    return gcudai_op_finish(ctx, gcudai_op_like(ctx, GCUDA_OP_ADD_ID, src[0], src, 3, false));
+    return gcudai_op_like(ctx, GCUDA_OP_ADD_ID, src, 3, false, NULL, 0);
 }
 
 static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
@@ -15228,19 +15183,15 @@ const char * gcuda_unary_op_name(enum gcuda_unary_op op) {
 }
 
 enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor) {
-    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_UNARY ? gcudai_param_i32(tensor, 0) : -1;
+    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_UNARY ? gcudai_unary_params_of(tensor).op : -1;
     return op >= 0 && op < (int) GCUDA_UNARY_OP_COUNT ? (enum gcuda_unary_op) op : GCUDA_UNARY_OP_COUNT;
 }
 
 static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op,
     bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_UNARY, src[0], src, 1, inplace);
-    gcudai_set_param_i32(y, 0, (int32_t) op);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_unary_params p = { (int32_t) op, { 0.0f, 0.0f, 0.0f, 0.0f } };
+    return gcudai_op_like(ctx, GCUDA_OP_UNARY, src, 1, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) {
@@ -15284,21 +15235,15 @@ GCUDAI_UNARY(hardsigmoid, HARDSIGMOID)
 struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p,
     float beta, float eps) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_UNARY, src[0], src, 1, false);
-    gcudai_set_param_i32(y, 0, (int32_t) GCUDA_UNARY_OP_XIELU);
-    gcudai_set_param_f32(y, 1, beta + gcudai_softplus(alpha_n));
-    gcudai_set_param_f32(y, 2, gcudai_softplus(alpha_p));
-    gcudai_set_param_f32(y, 3, beta);
-    gcudai_set_param_f32(y, 4, eps);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_unary_params p = {
+        (int32_t) GCUDA_UNARY_OP_XIELU, { beta + gcudai_softplus(alpha_n), gcudai_softplus(alpha_p), beta, eps }
+    };
+    return gcudai_op_like(ctx, GCUDA_OP_UNARY, src, 1, false, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_unary_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcuda_get_unary_op(y) != GCUDA_UNARY_OP_COUNT, "unary operation %d does not exist",
-        (int) gcudai_param_i32(y, 0));
+        (int) gcudai_unary_params_of(y).op);
     return gcudai_want_map(y);
 }
 
@@ -15312,9 +15257,9 @@ static void gcudai_map_arrays(const struct gcuda_tensor * node, struct gcuda_arr
 static void gcudai_unary_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     gcudai_map_arrays(y, &args->unary.x, &args->unary.y);
     args->unary.op = gcuda_get_unary_op(y);
-    for (int i = 0; i < 5; ++i) {
-        args->unary.p[i] = i > 0 ? gcudai_param_f32(y, i) : 0.0f;
-    }
+    const struct gcudai_unary_params p = gcudai_unary_params_of(y);
+    args->unary.p[0] = 0.0f;
+    memcpy(&args->unary.p[1], p.xielu, sizeof(p.xielu));
 }
 
 static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_array * y, const float * p,
@@ -15353,30 +15298,25 @@ const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
 }
 
 enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor) {
-    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_GLU ? gcudai_param_i32(tensor, 0) : -1;
+    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_GLU ? gcudai_glu_params_of(tensor).op : -1;
     return op >= 0 && op < (int) GCUDA_GLU_OP_COUNT ? (enum gcuda_glu_op) op : GCUDA_GLU_OP_COUNT;
 }
 
 // b == NULL: the halves of a
-static struct gcuda_tensor * gcudai_glu_node(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, bool swapped, enum gcuda_glu_op op) {
+static struct gcuda_tensor * gcudai_glu_node(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, const struct gcudai_glu_params * p) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { b ? a->ne[0] : a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3] };
     // the check refuses others, and says why
     const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32;
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_GLU, type, ne, src, 2);
-    gcudai_set_param_i32(y, 0, (int32_t) op);
-    gcudai_set_param_i32(y, 1, swapped ? 1 : 0);
-    return y;
+    return gcudai_op_finish_with(ctx, gcudai_op_new(ctx, GCUDA_OP_GLU, type, ne, src, 2), p, sizeof(*p));
 }
 
 struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op,
     bool swapped) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 1)) {
-        return NULL;
-    }
-    return gcudai_op_finish(ctx, gcudai_glu_node(ctx, a, NULL, swapped, op));
+    const struct gcudai_glu_params p = { (int32_t) op, swapped, 0.0f, 0.0f };
+    return gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 1) ? gcudai_glu_node(ctx, a, NULL, &p) : NULL;
 }
 
 // Two required sources where the registry knows of one.
@@ -15393,18 +15333,14 @@ static bool gcudai_glu_begin(struct gcuda_context * ctx, struct gcuda_tensor * a
 
 struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     enum gcuda_glu_op op) {
-    return gcudai_glu_begin(ctx, a, b) ? gcudai_op_finish(ctx, gcudai_glu_node(ctx, a, b, false, op)) : NULL;
+    const struct gcudai_glu_params p = { (int32_t) op, false, 0.0f, 0.0f };
+    return gcudai_glu_begin(ctx, a, b) ? gcudai_glu_node(ctx, a, b, &p) : NULL;
 }
 
 struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     float alpha, float limit) {
-    if (!gcudai_glu_begin(ctx, a, b)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_glu_node(ctx, a, b, false, GCUDA_GLU_OP_SWIGLU_OAI);
-    gcudai_set_param_f32(y, 2, alpha);
-    gcudai_set_param_f32(y, 3, limit);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_glu_params p = { (int32_t) GCUDA_GLU_OP_SWIGLU_OAI, false, alpha, limit };
+    return gcudai_glu_begin(ctx, a, b) ? gcudai_glu_node(ctx, a, b, &p) : NULL;
 }
 
 #define GCUDAI_GLU_FORMS(name, ID)                                                                      \
@@ -15428,7 +15364,7 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist",
-        (int) gcudai_param_i32(y, 0));
+        (int) gcudai_glu_params_of(y).op);
     GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_rows(y, a));
     GCUDAI_TRY(gcudai_want_type(y, y, a->type));
@@ -15443,17 +15379,18 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
 
 static void gcudai_glu_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_glu_args * p = &args->glu;
+    const struct gcudai_glu_params params = gcudai_glu_params_of(y);
     p->y = gcudai_array(y);
     p->x = gcudai_array(y->src[0]);
     p->g = gcudai_array(y->src[1] ? y->src[1] : y->src[0]);
     p->x.ne[0] = p->g.ne[0] = y->ne[0];
     if (y->src[1] == NULL) { // halves of one row
-        struct gcuda_array * second = gcudai_param_i32(y, 1) ? &p->x : &p->g;
+        struct gcuda_array * second = params.is_swapped ? &p->x : &p->g;
         second->data = (char *) second->data + (size_t) y->ne[0] * second->nb[0];
     }
     p->op = gcuda_get_glu_op(y);
-    p->alpha = gcudai_param_f32(y, 2);
-    p->limit = gcudai_param_f32(y, 3);
+    p->alpha = params.alpha;
+    p->limit = params.limit;
     p->form = 0;
 }
 
@@ -15522,13 +15459,8 @@ static void gcudai_glu_cpu(const union gcuda_args * args, const struct gcudai_ta
 static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float p0,
     float p1, bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, op, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, op, src[0], src, 1, inplace);
-    gcudai_set_param_f32(y, 0, p0);
-    gcudai_set_param_f32(y, 1, p1);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_map_params p = { { p0, p1 } };
+    return gcudai_op_like(ctx, op, src, 1, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) {
@@ -15548,8 +15480,8 @@ static gcuda_status gcudai_scale_check(const struct gcuda_tensor * y) { return g
 
 static void gcudai_map_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     gcudai_map_arrays(y, &args->map.x, &args->map.y);
-    args->map.p[0] = gcudai_param_f32(y, 0);
-    args->map.p[1] = gcudai_param_f32(y, 1);
+    const struct gcudai_map_params p = gcudai_map_params_of(y);
+    memcpy(args->map.p, p.p, sizeof(p.p));
 }
 
 #define GCUDAI_MAP_OP(name, expr)                                                                        \
@@ -15615,8 +15547,8 @@ struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tenso
 }
 
 static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
-    const float min = gcudai_param_f32(y, 0), max = gcudai_param_f32(y, 1);
-    GCUDAI_WANT(y, min <= max, "min is %g, max %g, want min <= max", (double) min, (double) max);
+    const struct gcudai_clamp_params p = gcudai_clamp_params_of(y);
+    GCUDAI_WANT(y, p.min <= p.max, "min is %g, max %g, want min <= max", (double) p.min, (double) p.max);
     return gcudai_want_map(y);
 }
 
@@ -15817,13 +15749,13 @@ static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
 }
 
 static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) {
-    return gcudai_want_norm(y, gcudai_param_f32(y, 0));
+    return gcudai_want_norm(y, gcudai_norm_params_of(y).eps);
 }
 
 static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->norm.x = gcudai_array(y->src[0]);
     args->norm.y = gcudai_array(y);
-    args->norm.eps = gcudai_param_f32(y, 0);
+    args->norm.eps = gcudai_norm_params_of(y).eps;
 }
 
 // Two passes: E[x^2] - E[x]^2 cancels where the mean is far above the spread.
@@ -15894,16 +15826,12 @@ static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcuda
 struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     float eps) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_RMS_NORM_BACK, src, 2)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_RMS_NORM_BACK, src[0], src, 2, false);
-    gcudai_set_param_f32(y, 0, eps);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_norm_params p = { eps };
+    return gcudai_op_like(ctx, GCUDA_OP_RMS_NORM_BACK, src, 2, false, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_norm(y, gcudai_param_f32(y, 0)));
+    GCUDAI_TRY(gcudai_want_norm(y, gcudai_norm_params_of(y).eps));
     GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
@@ -15915,7 +15843,7 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
     args->rms_norm_back.dy = gcudai_array(y->src[0]);
     args->rms_norm_back.x = gcudai_array(y->src[1]);
     args->rms_norm_back.dx = gcudai_array(y);
-    args->rms_norm_back.eps = gcudai_param_f32(y, 0);
+    args->rms_norm_back.eps = gcudai_norm_params_of(y).eps;
 }
 
 // dx = (dy - x k) scale
@@ -15953,13 +15881,8 @@ static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct
 static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
     float eps, bool inplace) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_GROUP_NORM, src, 1)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_GROUP_NORM, src[0], src, 1, inplace);
-    gcudai_set_param_i32(y, 0, n_groups);
-    gcudai_set_param_f32(y, 1, eps);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_group_norm_params p = { n_groups, eps };
+    return gcudai_op_like(ctx, GCUDA_OP_GROUP_NORM, src, 1, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) {
@@ -15971,16 +15894,17 @@ struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struc
 }
 
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
-    GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 1, "n_groups is %d, want at least 1", (int) gcudai_param_i32(y, 0));
+    const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(y);
+    GCUDAI_WANT(y, p.n_groups >= 1, "n_groups is %d, want at least 1", (int) p.n_groups);
     GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
-    return gcudai_want_norm(y, gcudai_param_f32(y, 1));
+    return gcudai_want_norm(y, p.eps);
 }
 
 static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->group_norm.x = gcudai_array(y->src[0]);
     args->group_norm.y = gcudai_array(y);
-    args->group_norm.n_groups = gcudai_param_i32(y, 0);
-    args->group_norm.eps = gcudai_param_f32(y, 1);
+    args->group_norm.n_groups = gcudai_group_norm_params_of(y).n_groups;
+    args->group_norm.eps = gcudai_group_norm_params_of(y).eps;
 }
 
 // A group of an image is what a row is elsewhere, and its rows are the elements.
@@ -15999,7 +15923,7 @@ static struct gcudai_groups gcudai_groups_of(const int64_t * ne, int n_groups) {
 }
 
 static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_param_i32(y, 0));
+    const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_group_norm_params_of(y).n_groups);
     const double n_rows = (double) GCUDAI_MIN(g.rows, g.rows_per_part);
     gcudai_row_parts_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
         40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
@@ -16344,13 +16268,8 @@ static void gcudai_count_equal_cpu(const union gcuda_args * args, const struct g
 static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * mask, float scale, float max_bias, bool inplace) {
     struct gcuda_tensor * src[] = { a, mask };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX, src, 2)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX, src[0], src, 2, inplace);
-    gcudai_set_param_f32(y, 0, scale);
-    gcudai_set_param_f32(y, 1, max_bias);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_soft_max_params p = { scale, max_bias };
+    return gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX, src, 2, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16388,7 +16307,7 @@ static gcuda_status gcudai_want_mask(const struct gcuda_tensor * y, const struct
 
 static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sinks = y->src[2];
-    const float max_bias = gcudai_param_f32(y, 1);
+    const float max_bias = gcudai_soft_max_params_of(y).max_bias;
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
@@ -16410,8 +16329,8 @@ static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcuda_args
     args->soft_max.mask = gcudai_array(y->src[1]);
     args->soft_max.sinks = gcudai_array(y->src[2]);
     args->soft_max.y = gcudai_array(y);
-    args->soft_max.scale = gcudai_param_f32(y, 0);
-    args->soft_max.max_bias = gcudai_param_f32(y, 1);
+    args->soft_max.scale = gcudai_soft_max_params_of(y).scale;
+    args->soft_max.max_bias = gcudai_soft_max_params_of(y).max_bias;
 }
 
 // Slope of a head. Heads beyond the last power of two use the odd powers of the square root of the base.
@@ -16585,13 +16504,8 @@ static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcud
 static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, float scale, float max_bias, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX_BACK, src, 2)) {
-        return NULL;
-    }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX_BACK, src[0], src, 2, inplace);
-    gcudai_set_param_f32(y, 0, scale);
-    gcudai_set_param_f32(y, 1, max_bias);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_soft_max_params p = { scale, max_bias };
+    return gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX_BACK, src, 2, inplace, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -16616,7 +16530,7 @@ static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcuda
     args->soft_max_back.dy = gcudai_array(y->src[0]);
     args->soft_max_back.y = gcudai_array(y->src[1]);
     args->soft_max_back.dx = gcudai_array(y);
-    args->soft_max_back.scale = gcudai_param_f32(y, 0);
+    args->soft_max_back.scale = gcudai_soft_max_params_of(y).scale;
 }
 
 static void gcudai_soft_max_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
@@ -16645,99 +16559,55 @@ static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct
 }
 
 // >>op:rope -------------------------------------------------------------------------------------------
-struct gcudai_rope_params {
-    int n_dims, mode, n_ctx_orig;
-    float f[6]; // freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow
-    const int * sections; // NULL: none
-};
-
+// sections: NULL: those of p
 static struct gcuda_tensor * gcudai_rope(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, struct gcuda_tensor * c, const struct gcudai_rope_params * p, bool inplace) {
+    struct gcuda_tensor * b, struct gcuda_tensor * c, struct gcudai_rope_params p, const int * sections, bool inplace) {
     struct gcuda_tensor * src[] = { a, b, c };
-    if (!gcudai_op_begin(ctx, op, src, 3)) {
-        return NULL;
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS && sections != NULL; ++i) { p.sections[i] = sections[i]; }
+    return gcudai_op_like(ctx, op, src, 3, inplace, &p, sizeof(p));
+}
+
+static struct gcuda_tensor * gcudai_rope_plain(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, bool inplace) {
+    const struct gcudai_rope_params p = {
+        0, n_dims, mode, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, { 0, 0, 0, 0 }
+    };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, p, NULL, inplace);
+}
+
+struct gcuda_tensor * gcuda_rope(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+    return gcudai_rope_plain(ctx, a, b, n_dims, mode, false);
+}
+struct gcuda_tensor * gcuda_rope_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+    return gcudai_rope_plain(ctx, a, b, n_dims, mode, true);
+}
+
+// A public function; the parameters between b and mode come last.
+#define GCUDAI_ROPE(name, OP, c, sections, inplace, ...)                                                              \
+    struct gcuda_tensor * gcuda_##name(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,  \
+        __VA_ARGS__, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor,\
+        float beta_fast, float beta_slow) {                                                                           \
+        const struct gcudai_rope_params p = { 0, n_dims, mode, 0, n_ctx_orig, freq_base, freq_scale, ext_factor,      \
+            attn_factor, beta_fast, beta_slow, { 0, 0, 0, 0 } };                                                      \
+        return gcudai_rope(ctx, GCUDA_OP_##OP, a, b, c, p, sections, inplace);                                        \
     }
-    struct gcuda_tensor * y = gcudai_op_like(ctx, op, src[0], src, 3, inplace);
-    gcudai_set_param_i32(y, 1, p->n_dims);
-    gcudai_set_param_i32(y, 2, p->mode);
-    gcudai_set_param_i32(y, 4, p->n_ctx_orig);
-    for (int i = 0; i < 6; ++i) {
-        gcudai_set_param_f32(y, 5 + i, p->f[i]);
-    }
-    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
-        gcudai_set_param_i32(y, 11 + i, p->sections ? p->sections[i] : 0);
-    }
-    return gcudai_op_finish(ctx, y);
-}
-
-struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    int n_dims, int mode) {
-    const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
-}
-
-struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    int n_dims, int mode) {
-    const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
-}
-
-struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
-    float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
-}
-
-struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base,
-    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
-}
-
-struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base,
-    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
-}
-
-struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
-    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
-}
-
-struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor,
-    float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
-}
-
-struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
-    float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
-}
+GCUDAI_ROPE(rope_ext, ROPE, c, NULL, false, struct gcuda_tensor * c, int n_dims)
+GCUDAI_ROPE(rope_ext_inplace, ROPE, c, NULL, true, struct gcuda_tensor * c, int n_dims)
+GCUDAI_ROPE(rope_multi, ROPE, c, sections, false, struct gcuda_tensor * c, int n_dims, const int * sections)
+GCUDAI_ROPE(rope_multi_inplace, ROPE, c, sections, true, struct gcuda_tensor * c, int n_dims, const int * sections)
+GCUDAI_ROPE(rope_custom, ROPE, NULL, NULL, false, int n_dims)
+GCUDAI_ROPE(rope_custom_inplace, ROPE, NULL, NULL, true, int n_dims)
 
 static gcuda_status gcudai_want_sections(const struct gcuda_tensor * y) {
+    const struct gcudai_rope_params p = gcudai_rope_params_of(y);
     int64_t sum = 0;
     for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
-        const int32_t n = gcudai_param_i32(y, 11 + i);
-        GCUDAI_WANT(y, n >= 0, "section %d has %d pairs", i, (int) n);
-        sum += n;
+        GCUDAI_WANT(y, p.sections[i] >= 0, "section %d has %d pairs", i, (int) p.sections[i]);
+        sum += p.sections[i];
     }
-    GCUDAI_WANT(y, sum > gcudai_param_i32(y, 14) && sum <= y->ne[0],
+    GCUDAI_WANT(y, sum > p.sections[3] && sum <= y->ne[0],
         "sections sum up to %lld, want 1 to %lld and one of the first three",
                 (long long) sum, (long long) y->ne[0]);
     return GCUDA_STATUS_SUCCESS;
@@ -16763,7 +16633,8 @@ static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_d
 static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * pos = y->src[1];
     const struct gcuda_tensor * factors = y->src[2];
-    const int n_dims = gcudai_param_i32(y, 1), mode = gcudai_param_i32(y, 2);
+    const struct gcudai_rope_params p = gcudai_rope_params_of(y);
+    const int n_dims = p.n_dims, mode = p.mode;
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_rope_mode(y, n_dims, mode));
     GCUDAI_TRY(gcudai_want_type(y, pos, GCUDA_TYPE_I32));
@@ -16777,7 +16648,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
             "want %lld frequency factors",
                     (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
-    GCUDAI_WANT(y, n_dims == 0 || gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
+    GCUDAI_WANT(y, n_dims == 0 || p.freq_base > 0.0f, "freq_base is %g, want > 0", (double) p.freq_base);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -16788,18 +16659,17 @@ static void gcudai_rope_args(const struct gcuda_tensor * y, union gcuda_args * a
     p->factors = gcudai_array(y->src[2]);
     p->y = gcudai_array(y);
     p->is_back = y->op == GCUDA_OP_ROPE_BACK;
-    p->n_dims = gcudai_param_i32(y, 1);
-    p->mode = gcudai_param_i32(y, 2);
-    p->n_ctx_orig = gcudai_param_i32(y, 4);
-    p->freq_base = gcudai_param_f32(y, 5);
-    p->freq_scale = gcudai_param_f32(y, 6);
-    p->ext_factor = gcudai_param_f32(y, 7);
-    p->attn_factor = gcudai_param_f32(y, 8);
-    p->beta_fast = gcudai_param_f32(y, 9);
-    p->beta_slow = gcudai_param_f32(y, 10);
-    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
-        p->sections[i] = gcudai_param_i32(y, 11 + i);
-    }
+    const struct gcudai_rope_params params = gcudai_rope_params_of(y);
+    p->n_dims = params.n_dims;
+    p->mode = params.mode;
+    p->n_ctx_orig = params.n_ctx_orig;
+    p->freq_base = params.freq_base;
+    p->freq_scale = params.freq_scale;
+    p->ext_factor = params.ext_factor;
+    p->attn_factor = params.attn_factor;
+    p->beta_fast = params.beta_fast;
+    p->beta_slow = params.beta_slow;
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) { p->sections[i] = params.sections[i]; }
 }
 
 // Infinities stay floats: n_ctx_orig = 0 gives logarithms of 0.
@@ -16905,7 +16775,8 @@ static void gcudai_rope_rotate(const struct gcuda_rope_args * p, const float * c
 static int64_t gcudai_rope_n_groups(int64_t n_heads) { return (n_heads - 1) / GCUDAI_ROPE_HEADS + 1; }
 
 static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    const int64_t n_pairs = gcudai_rope_n_pairs(gcudai_param_i32(y, 1), gcudai_param_i32(y, 2));
+    const struct gcudai_rope_params p = gcudai_rope_params_of(y);
+    const int64_t n_pairs = gcudai_rope_n_pairs(p.n_dims, p.mode);
     const int64_t padded = y->ne[0] + GCUDAI_STEP; // gcudai_get pads
     w->n_phases = 2;
     w->n_items[0] = 1;
@@ -16941,21 +16812,8 @@ static void gcudai_rope_cpu(const union gcuda_args * args, const struct gcudai_t
 }
 
 // >>op:rope_back --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
-    float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
-}
-
-struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
-    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
-        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
-    return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
-}
+GCUDAI_ROPE(rope_ext_back, ROPE_BACK, c, NULL, false, struct gcuda_tensor * c, int n_dims)
+GCUDAI_ROPE(rope_multi_back, ROPE_BACK, c, sections, false, struct gcuda_tensor * c, int n_dims, const int * sections)
 
 static gcuda_status gcudai_rope_back_check(const struct gcuda_tensor * y) { return gcudai_rope_check(y); }
 static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -17216,7 +17074,8 @@ static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcuda
 static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     args->sort.x = gcudai_array(y->src[0]);
     args->sort.y = gcudai_array(y);
-    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
+    const bool is_desc = gcudai_argsort_params_of(y).order != 0; // TOP_K: no parameters
+    args->sort.order = is_desc ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
 }
 
 static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
@@ -17232,13 +17091,13 @@ struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_ten
     if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
         return NULL;
     }
+    const struct gcudai_argsort_params p = { (int32_t) order };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
-    gcudai_set_param_i32(y, 0, (int32_t) order);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
-    const int32_t order = gcudai_param_i32(y, 0);
+    const int32_t order = gcudai_argsort_params_of(y).order;
     GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
         "order is %d, want ascending or descending", (int) order);
     GCUDAI_TRY(gcudai_want_sortable(y));
@@ -17621,7 +17480,8 @@ struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_ten
 
 gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
     static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_OUT_PROD, GCUDA_OP_NONE };
-    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, 0, prec);
+    const size_t at = offsetof(struct gcudai_mul_mat_params, prec);
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "mul_mat_set_prec", ops, at, prec);
 }
 
 gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint) {
@@ -17637,7 +17497,8 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix",
             (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3]);
     }
-    gcudai_set_param_i32(node, 1, (int32_t) hint);
+    const struct gcudai_mul_mat_params p = { gcudai_mul_mat_params_of(node).prec, (int32_t) hint };
+    gcudai_set_params(node, &p, sizeof(p));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -17681,9 +17542,9 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcuda_args 
     args->mul_mat.a = gcudai_array(y->src[0]);
     args->mul_mat.b = gcudai_array(y->src[1]);
     args->mul_mat.y = gcudai_array(y);
-    args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
+    args->mul_mat.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
     args->mul_mat.is_prequantized = false;
-    args->mul_mat.hint = (enum gcuda_hint) gcudai_param_i32(y, 1);
+    args->mul_mat.hint = (enum gcuda_hint) gcudai_mul_mat_params_of(y).hint;
 }
 
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
@@ -17815,7 +17676,7 @@ static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, c
 
 static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]);
-    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b, (enum gcuda_prec) gcudai_param_i32(y, 0));
+    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b, (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec);
     int phase = 0;
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
@@ -17925,7 +17786,7 @@ static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcuda_ar
     args->mul_mat_id.b = gcudai_array(y->src[1]);
     args->mul_mat_id.ids = gcudai_array(y->src[2]);
     args->mul_mat_id.y = gcudai_array(y);
-    args->mul_mat_id.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
+    args->mul_mat_id.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
 }
 
 // Phase 0 prepares the activations and, as its last item, sorts the slots (u, t) by expert and cuts each expert's into
@@ -17970,7 +17831,8 @@ static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * a
 
 static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array as = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]), ids = gcudai_array(y->src[2]);
-    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids, (enum gcuda_prec) gcudai_param_i32(y, 0));
+    const enum gcuda_prec prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
+    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids, prec);
     const int64_t per_expert = p.n_slots / (as.ne[2] > 0 ? as.ne[2] : 1) + 1;
     w->n_phases = 2;
     w->n_items[0] = p.mm.n_prepare + 1;
@@ -18097,7 +17959,7 @@ static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcuda_args
     args->out_prod.a = gcudai_array(y->src[0]);
     args->out_prod.b = gcudai_array(y->src[1]);
     args->out_prod.y = gcudai_array(y);
-    args->out_prod.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
+    args->out_prod.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
 }
 
 // The panels of the matrix product, packed along the other dimension: a row of a holds one t for all i.
@@ -18191,23 +18053,22 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
         return NULL;
     }
     const int64_t ne[4] = { v->ne[0], q->ne[2], q->ne[1], q->ne[3] };
+    const struct gcudai_flash_attn_ext_params p = { scale, max_bias, logit_softcap, GCUDA_PREC_DEFAULT, 0 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT, GCUDA_TYPE_F32, ne, src, 4);
-    gcudai_set_param_f32(y, 0, scale);
-    gcudai_set_param_f32(y, 1, max_bias);
-    gcudai_set_param_f32(y, 2, logit_softcap);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static const enum gcuda_op gcudai_flash_attn_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_OP_NONE };
 static const enum gcuda_op gcudai_flash_attn_sink_ops[] = { GCUDA_OP_FLASH_ATTN_EXT, GCUDA_OP_NONE };
 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
-    return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, 3, prec);
+    const size_t at = offsetof(struct gcudai_flash_attn_ext_params, prec);
+    return gcudai_set_prec(a, "flash_attn_ext_set_prec", gcudai_flash_attn_ops, at, prec);
 }
 
 enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
     const bool is_ok = gcudai_want_node_of(a, "flash_attn_ext_get_prec", gcudai_flash_attn_ops) == GCUDA_STATUS_SUCCESS;
-    return is_ok ? (enum gcuda_prec) gcudai_param_i32(a, 3) : GCUDA_PREC_DEFAULT;
+    return is_ok ? (enum gcuda_prec) gcudai_flash_attn_ext_params_of(a).prec : GCUDA_PREC_DEFAULT;
 }
 
 gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
@@ -18223,10 +18084,12 @@ gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcud
 
 gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n) {
     GCUDAI_TRY(gcudai_want_node_of(a, "flash_attn_ext_set_n_kv_max", gcudai_flash_attn_sink_ops));
-    const int32_t before = gcudai_param_i32(a, 4);
-    gcudai_set_param_i32(a, 4, n);
+    const struct gcudai_flash_attn_ext_params before = gcudai_flash_attn_ext_params_of(a);
+    struct gcudai_flash_attn_ext_params p = before;
+    p.n_kv_max = n;
+    gcudai_set_params(a, &p, sizeof(p));
     const gcuda_status st = gcudai_check_node(a);
-    if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_param_i32(a, 4, before); }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_set_params(a, &before, sizeof(before)); }
     return st;
 }
 
@@ -18260,8 +18123,7 @@ static gcuda_status gcudai_flash_attn_check(
     const struct gcuda_tensor * q = y->src[0];
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
-    const float scale = gcudai_param_f32(y, 0), max_bias = gcudai_param_f32(y, 1), softcap = gcudai_param_f32(y, 2);
-    const int32_t prec = gcudai_param_i32(y, 3);
+    const struct gcudai_flash_attn_ext_params p = gcudai_flash_attn_ext_params_of(y);
     GCUDAI_TRY(gcudai_want_float(y, q));
     GCUDAI_TRY(gcudai_want_rows(y, q));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, k));
@@ -18278,18 +18140,20 @@ static gcuda_status gcudai_flash_attn_check(
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads",
             (long long) sinks->ne[0], (long long) q->ne[2]);
     }
-    GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite",
-        (double) scale, (double) softcap);
-    GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
-    GCUDAI_WANT(y, max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
-    GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
+    GCUDAI_WANT(y, p.scale - p.scale == 0.0f && p.logit_softcap - p.logit_softcap == 0.0f,
+        "scale %g and softcap %g must be finite", (double) p.scale, (double) p.logit_softcap);
+    GCUDAI_WANT(y, p.max_bias >= 0.0f && p.max_bias - p.max_bias == 0.0f, "max_bias is %g, want >= 0",
+        (double) p.max_bias);
+    GCUDAI_WANT(y, p.max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) p.max_bias);
+    GCUDAI_WANT(y, p.prec == GCUDA_PREC_DEFAULT || p.prec == GCUDA_PREC_F32, "precision %d does not exist",
+        (int) p.prec);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     return gcudai_want_contiguous(y, y);
 }
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * q = y->src[0];
-    const int32_t n_kv_max = gcudai_param_i32(y, 4);
+    const int32_t n_kv_max = gcudai_flash_attn_ext_params_of(y).n_kv_max;
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[3], y->src[4]));
     GCUDAI_WANT(y, n_kv_max >= 0, "n_kv_max is %d, want >= 0", (int) n_kv_max);
     GCUDAI_WANT(y, n_kv_max == 0 || y->src[3] != NULL, "n_kv_max is %d, and there is no mask", (int) n_kv_max);
@@ -18304,11 +18168,12 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->mask = gcudai_array(y->src[3]);
     p->sinks = gcudai_array(y->src[4]);
     p->y = gcudai_array(y);
-    p->scale = gcudai_param_f32(y, 0);
-    p->max_bias = gcudai_param_f32(y, 1);
-    p->logit_softcap = gcudai_param_f32(y, 2);
-    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
-    p->n_kv_max = gcudai_param_i32(y, 4);
+    const struct gcudai_flash_attn_ext_params params = gcudai_flash_attn_ext_params_of(y);
+    p->scale = params.scale;
+    p->max_bias = params.max_bias;
+    p->logit_softcap = params.logit_softcap;
+    p->prec = (enum gcuda_prec) params.prec;
+    p->n_kv_max = params.n_kv_max;
 }
 
 // Division of the work. Consecutive heads that share k and v form a group. Its queries (tokens times heads) are divided into blocks, so
@@ -18640,10 +18505,8 @@ struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, stru
     memcpy(sources.src, src, sizeof(src));
     const int64_t ne[4] = { gcudai_flash_attn_back_start(&sources, 4), 1, 1, 1 };
     struct gcuda_tensor * grads = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, GCUDA_TYPE_F32, ne, src, 7);
-    gcudai_set_param_f32(grads, 0, scale);
-    gcudai_set_param_f32(grads, 1, max_bias);
-    gcudai_set_param_f32(grads, 2, logit_softcap);
-    return gcudai_op_finish(ctx, grads);
+    const struct gcudai_flash_attn_ext_params p = { scale, max_bias, logit_softcap, GCUDA_PREC_DEFAULT, 0 };
+    return gcudai_op_finish_with(ctx, grads, &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
@@ -18707,10 +18570,11 @@ static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union
     p->dk = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_K);
     p->dv = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_V);
     p->dsinks = gcudai_flash_attn_back_array(y, GCUDA_FLASH_ATTN_GRAD_SINKS);
-    p->scale = gcudai_param_f32(y, 0);
-    p->max_bias = gcudai_param_f32(y, 1);
-    p->logit_softcap = gcudai_param_f32(y, 2);
-    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+    const struct gcudai_flash_attn_ext_params params = gcudai_flash_attn_ext_params_of(y);
+    p->scale = params.scale;
+    p->max_bias = params.max_bias;
+    p->logit_softcap = params.logit_softcap;
+    p->prec = (enum gcuda_prec) params.prec;
 }
 
 // How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the softmax of a query
@@ -19030,12 +18894,6 @@ static gcuda_status gcudai_want_conv(const struct gcuda_tensor * y, int axis, in
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_set_params_i32(struct gcuda_tensor * y, const int32_t * values, int n) {
-    for (int i = 0; i < n; ++i) {
-        gcudai_set_param_i32(y, i, values[i]);
-    }
-}
-
 // Inserts a dimension of extent 1 before dimension i: one-dimensional operations become images of height 1.
 static void gcudai_lift(struct gcuda_array * a, int i) {
     for (int k = 3; k > i; --k) {
@@ -19051,14 +18909,15 @@ static void gcudai_conv_args(const struct gcuda_tensor * y, union gcuda_args * a
     p->kernel = gcudai_array(y->src[is_back ? 1 : 0]);
     p->x = gcudai_array(y->src[is_back ? 0 : 1]);
     p->y = gcudai_array(y);
-    p->s0 = gcudai_param_i32(y, 0);
-    p->s1 = gcudai_param_i32(y, 1);
-    p->p0 = gcudai_param_i32(y, 2);
-    p->p1 = gcudai_param_i32(y, 3);
-    p->d0 = gcudai_param_i32(y, 4);
-    p->d1 = gcudai_param_i32(y, 5);
-    p->prec = y->op == GCUDA_OP_CONV_2D ? (enum gcuda_prec) gcudai_param_i32(y, 7) : GCUDA_PREC_DEFAULT;
-    if ((is_back || y->op == GCUDA_OP_IM2COL) && gcudai_param_i32(y, 6) == 0) {
+    const struct gcudai_conv_params params = gcudai_conv_params_of(y);
+    p->s0 = params.s0;
+    p->s1 = params.s1;
+    p->p0 = params.p0;
+    p->p1 = params.p1;
+    p->d0 = params.d0;
+    p->d1 = params.d1;
+    p->prec = y->op == GCUDA_OP_CONV_2D ? (enum gcuda_prec) params.prec : GCUDA_PREC_DEFAULT;
+    if ((is_back || y->op == GCUDA_OP_IM2COL) && params.is_2d == 0) {
         gcudai_lift(&p->kernel, 1);
         gcudai_lift(&p->x, is_back ? 2 : 1);
         gcudai_lift(&p->y, is_back ? 1 : 2);
@@ -19132,20 +18991,19 @@ struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tens
     if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL, src, 2)) {
         return NULL;
     }
-    const int32_t params[] = { s0, s1, p0, p1, d0, d1, is_2D ? 1 : 0 };
+    const struct gcudai_conv_params p = { s0, s1, p0, p1, d0, d1, is_2D, GCUDA_PREC_DEFAULT };
     const int64_t ow = gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0);
     const int64_t oh = is_2D ? gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1) : b->ne[2];
     const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], is_2D ? a->ne[2] : 1, 1), ow, oh, is_2D ? b->ne[3] : 1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL, dst_type, ne, src, 2);
-    gcudai_set_params_i32(y, params, 7);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
-    const bool is_2d = gcudai_param_i32(y, 6) != 0;
+    const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_float(y, y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
@@ -19192,17 +19050,16 @@ struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda
     if (ne == NULL) {
         return gcudai_op_error(ctx, GCUDA_OP_IM2COL_BACK, "the shape is NULL");
     }
-    const int32_t params[] = { s0, s1, p0, p1, d0, d1, is_2D ? 1 : 0 };
+    const struct gcudai_conv_params p = { s0, s1, p0, p1, d0, d1, is_2D, GCUDA_PREC_DEFAULT };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_BACK, GCUDA_TYPE_F32, ne, src, 2);
-    gcudai_set_params_i32(y, params, 7);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
-    const bool is_2d = gcudai_param_i32(y, 6) != 0;
+    const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
@@ -19281,14 +19138,13 @@ struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_t
     }
     const int32_t n_channels = IC < 0 ? -1 : (int32_t) IC; // one that does not fit: the check will say so
     const int64_t n_images = b->ne[3] / GCUDAI_MAX(n_channels, 1);
-    const int32_t params[] = { s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels };
+    const struct gcudai_im2col_3d_params p = { { s0, s1, s2 }, { p0, p1, p2 }, { d0, d1, d2 }, n_channels };
     const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
     const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], GCUDAI_MAX(n_channels, 0)),
         gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
         gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, n_images, 1, 1) };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_3D, dst_type, ne, src, 2);
-    gcudai_set_params_i32(y, params, 10);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
@@ -19296,11 +19152,12 @@ static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcuda_arg
     p->kernel = gcudai_array(y->src[0]);
     p->x = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
-    p->channels = gcudai_param_i32(y, 9);
+    const struct gcudai_im2col_3d_params params = gcudai_im2col_3d_params_of(y);
+    p->channels = params.channels;
     for (int i = 0; i < 3; ++i) {
-        p->s[i] = gcudai_param_i32(y, i);
-        p->p[i] = gcudai_param_i32(y, 3 + i);
-        p->d[i] = gcudai_param_i32(y, 6 + i);
+        p->s[i] = params.s[i];
+        p->p[i] = params.p[i];
+        p->d[i] = params.d[i];
     }
 }
 
@@ -19343,29 +19200,29 @@ static void gcudai_im2col_3d_cpu(const union gcuda_args * args, const struct gcu
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_conv_2d(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, const int32_t * params) {
+    struct gcuda_tensor * b, const struct gcudai_conv_params * p) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, op, src, 2)) {
         return NULL;
     }
-    const int64_t ne[4] = { gcudai_conv_extent(b->ne[0], a->ne[0], params[0], params[2], params[4]),
-        gcudai_conv_extent(b->ne[1], a->ne[1], params[1], params[3], params[5]), a->ne[3],
-        b->ne[3] };
+    const int64_t ne[4] = { gcudai_conv_extent(b->ne[0], a->ne[0], p->s0, p->p0, p->d0),
+        gcudai_conv_extent(b->ne[1], a->ne[1], p->s1, p->p1, p->d1), a->ne[3], b->ne[3] };
     const enum gcuda_type type = gcudai_is_float(b->type) ? b->type : GCUDA_TYPE_F32; // wrong: the check will say so
     struct gcuda_tensor * y = gcudai_op_new(ctx, op, type, ne, src, 2);
-    gcudai_set_params_i32(y, params, 6);
+    if (y != NULL) { gcudai_set_params(y, p, sizeof(*p)); }
     return y;
 }
 
 struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
-    const int32_t params[] = { s0, s1, p0, p1, d0, d1 };
-    return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
+    const struct gcudai_conv_params p = { s0, s1, p0, p1, d0, d1, 0, GCUDA_PREC_DEFAULT };
+    return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, &p));
 }
 
 gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
     static const enum gcuda_op ops[] = { GCUDA_OP_CONV_2D, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_OP_NONE };
-    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "conv_2d_set_prec", ops, 7, prec);
+    const size_t at = offsetof(struct gcudai_conv_params, prec); // that of struct gcudai_conv_transpose_params, too
+    return node == NULL ? GCUDA_STATUS_SUCCESS : gcudai_set_prec(node, "conv_2d_set_prec", ops, at, prec);
 }
 
 // What conv_2d and conv_2d_dw have in common.
@@ -19610,8 +19467,8 @@ struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_ten
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1) {
-    const int32_t params[] = { stride0, stride1, pad0, pad1, dilation0, dilation1 };
-    struct gcuda_tensor * y = gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D_DW, a, b, params);
+    const struct gcudai_conv_params p = { stride0, stride1, pad0, pad1, dilation0, dilation1, 0, GCUDA_PREC_DEFAULT };
+    struct gcuda_tensor * y = gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D_DW, a, b, &p);
     if (y != NULL && !gcuda_is_contiguous(b)) { // channels innermost: the same bytes in another order
         y->nb[2] = gcuda_type_size(y->type);
         y->nb[0] = y->nb[2] * (size_t) y->ne[2];
@@ -19731,11 +19588,10 @@ struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct
     if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, src, 2)) {
         return NULL;
     }
-    const int32_t params[] = { s0, p0, d0 };
+    const struct gcudai_conv_transpose_params p = { s0, p0, d0, { 0, 0, 0, 0 }, GCUDA_PREC_DEFAULT };
     const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], s0), a->ne[1], 1, 1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, GCUDA_TYPE_F32, ne, src, 2);
-    gcudai_set_params_i32(y, params, 3);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcuda_args * args) {
@@ -19743,8 +19599,9 @@ static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcud
     p->kernel = gcudai_array(y->src[0]);
     p->x = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
-    p->stride = gcudai_param_i32(y, 0);
-    p->prec = y->op == GCUDA_OP_CONV_TRANSPOSE_2D ? (enum gcuda_prec) gcudai_param_i32(y, 7) : GCUDA_PREC_DEFAULT;
+    const struct gcudai_conv_transpose_params params = gcudai_conv_transpose_params_of(y);
+    p->stride = params.stride;
+    p->prec = y->op == GCUDA_OP_CONV_TRANSPOSE_2D ? (enum gcuda_prec) params.prec : GCUDA_PREC_DEFAULT;
     if (y->op == GCUDA_OP_CONV_TRANSPOSE_1D) {
         gcudai_lift(&p->kernel, 1);
         gcudai_lift(&p->x, 1);
@@ -19780,9 +19637,8 @@ static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y
 static gcuda_status gcudai_conv_transpose_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, y->src[0]->ne[3] == 1 && gcuda_is_matrix(y->src[1]) && gcuda_is_matrix(y),
         "kernel must have three dimensions, data two");
-    GCUDAI_WANT(y, gcudai_param_i32(y, 1) == 0 && gcudai_param_i32(y, 2) == 1,
-        "padding is %d and dilation %d, want 0 and 1",
-        (int) gcudai_param_i32(y, 1), (int) gcudai_param_i32(y, 2));
+    const struct gcudai_conv_transpose_params p = gcudai_conv_transpose_params_of(y);
+    GCUDAI_WANT(y, p.p0 == 0 && p.d0 == 1, "padding is %d and dilation %d, want 0 and 1", (int) p.p0, (int) p.d0);
     return gcudai_conv_transpose_2d_check(y);
 }
 
@@ -19876,8 +19732,8 @@ struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, str
         gcudai_conv_transpose_extent(b->ne[1], a->ne[1], stride),
         a->ne[2], b->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_TYPE_F32, ne, src, 2);
-    gcudai_set_param_i32(y, 0, stride);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_conv_transpose_params p = { stride, 0, 0, { 0, 0, 0, 0 }, GCUDA_PREC_DEFAULT };
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
@@ -19909,11 +19765,10 @@ struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_ten
     if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_1D, src, 1, (float) p0, 0.0f)) {
         return NULL;
     }
-    const int32_t params[] = { (int32_t) op, k0, s0, p0 };
+    const struct gcudai_pool_1d_params p = { (int32_t) op, k0, s0, p0 };
     const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, (float) p0), a->ne[1], a->ne[2], a->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_1D, GCUDA_TYPE_F32, ne, src, 1);
-    gcudai_set_params_i32(y, params, 4);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static void gcudai_pool_args(const struct gcuda_tensor * y, union gcuda_args * args) {
@@ -19922,27 +19777,24 @@ static void gcudai_pool_args(const struct gcuda_tensor * y, union gcuda_args * a
     p->x = gcudai_array(y->src[is_back ? 1 : 0]);
     p->y = gcudai_array(y);
     p->dy = gcudai_array(is_back ? y->src[0] : NULL);
-    p->op = (enum gcuda_op_pool) gcudai_param_i32(y, 0);
-    p->k0 = gcudai_param_i32(y, 1);
-    p->k1 = is_1d ? 1 : gcudai_param_i32(y, 2);
-    p->s0 = gcudai_param_i32(y, is_1d ? 2 : 3);
-    p->s1 = is_1d ? 1 : gcudai_param_i32(y, 4);
-    p->p0 = gcudai_param_i32(y, is_1d ? 3 : 5);
-    p->p1 = is_1d ? 0 : gcudai_param_i32(y, 6);
+    const struct gcudai_pool_1d_params row = gcudai_pool_1d_params_of(y);
+    const struct gcudai_pool_2d_params image = gcudai_pool_2d_params_of(y);
+    p->op = (enum gcuda_op_pool) (is_1d ? row.op : image.op);
+    p->k0 = is_1d ? row.k0 : image.k0;
+    p->k1 = is_1d ? 1 : image.k1;
+    p->s0 = is_1d ? row.s0 : image.s0;
+    p->s1 = is_1d ? 1 : image.s1;
+    p->p0 = is_1d ? row.p0 : image.p0;
+    p->p1 = is_1d ? 0 : image.p1;
     p->counts_inside = is_1d;
 }
 
-// The padding argument of pool_2d: slots 5 and 6 hold its integer part, which positions windows, 7 and 8 the fraction.
-static float gcudai_pool_padding(const struct gcuda_tensor * y, int axis) {
-    return (float) gcudai_param_i32(y, 5 + axis) + gcudai_param_f32(y, 7 + axis);
-}
-
-static void gcudai_set_pool_2d_params(struct gcuda_tensor * y, const int32_t * op_k_s, float p0, float p1) {
-    gcudai_set_params_i32(y, op_k_s, 5);
-    gcudai_set_param_i32(y, 5, (int32_t) p0);
-    gcudai_set_param_i32(y, 6, (int32_t) p1);
-    gcudai_set_param_f32(y, 7, p0 - (float) (int32_t) p0);
-    gcudai_set_param_f32(y, 8, p1 - (float) (int32_t) p1);
+// The padding arguments of pool_2d: their integer parts position windows.
+static struct gcudai_pool_2d_params gcudai_pool_2d_params_from(
+    enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
+    const struct gcudai_pool_2d_params p = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1,
+        { p0 - (float) (int32_t) p0, p1 - (float) (int32_t) p1 } };
+    return p;
 }
 
 static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axis, int64_t in, int64_t out, int32_t k,
@@ -19965,11 +19817,12 @@ static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct
         GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, (float) p->p0));
         GCUDAI_WANT(y, pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
     } else {
-        const float rest0 = gcudai_param_f32(y, 7), rest1 = gcudai_param_f32(y, 8);
+        const struct gcudai_pool_2d_params params = gcudai_pool_2d_params_of(y);
+        const float rest0 = params.rest[0], rest1 = params.rest[1];
         GCUDAI_WANT(y, rest0 >= 0.0f && rest0 < 1.0f && rest1 >= 0.0f && rest1 < 1.0f && p->p0 >= 0 && p->p1 >= 0,
             "paddings are %d + %g and %d + %g, want whole numbers >= 0 and parts of one", (int) p->p0, (double) rest0, (int) p->p1, (double) rest1);
-        GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, gcudai_pool_padding(y, 0)));
-        GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, gcudai_pool_padding(y, 1)));
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, (float) p->p0 + rest0));
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, (float) p->p1 + rest1));
     }
     GCUDAI_WANT(y, pooled[2] == p->x.ne[2] && pooled[3] == p->x.ne[3], "dimensions 2 and 3 must be those of the image");
     return GCUDA_STATUS_SUCCESS;
@@ -20060,12 +19913,11 @@ struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_ten
     if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D, src, 1, p0, p1)) {
         return NULL;
     }
-    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1 };
+    const struct gcudai_pool_2d_params p = gcudai_pool_2d_params_from(op, k0, k1, s0, s1, p0, p1);
     const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1),
         a->ne[2], a->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D, GCUDA_TYPE_F32, ne, src, 1);
-    gcudai_set_pool_2d_params(y, params, p0, p1);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_pool_2d_check(const struct gcuda_tensor * y) { return gcudai_pool_1d_check(y); }
@@ -20080,10 +19932,9 @@ struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcud
     if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2, p0, p1)) {
         return NULL;
     }
-    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1 };
+    const struct gcudai_pool_2d_params p = gcudai_pool_2d_params_from(op, k0, k1, s0, s1, p0, p1);
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D_BACK, GCUDA_TYPE_F32, af->ne, src, 2);
-    gcudai_set_pool_2d_params(y, params, p0, p1);
-    return gcudai_op_finish(ctx, y);
+    return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
 }
 
 static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
@@ -20182,9 +20033,8 @@ struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda
     }
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32; // wrong: the check will say so
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_UPSCALE, type, ne, src, 1);
-    gcudai_set_param_i32(y, 0, (int32_t) (mode & 0x7fffffffu));
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_upscale_params p = { (int32_t) (mode & 0x7fffffffu) };
+    return gcudai_op_finish_with(ctx, gcudai_op_new(ctx, GCUDA_OP_UPSCALE, type, ne, src, 1), &p, sizeof(p));
 }
 
 struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor,
@@ -20207,7 +20057,7 @@ struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda
 }
 
 static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
-    const uint32_t mode = (uint32_t) gcudai_param_i32(y, 0), flags = mode & ~0xffu;
+    const uint32_t mode = (uint32_t) gcudai_upscale_params_of(y).mode, flags = mode & ~0xffu;
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
@@ -20222,7 +20072,7 @@ static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    const int32_t mode = gcudai_param_i32(y, 0);
+    const int32_t mode = gcudai_upscale_params_of(y).mode;
     args->upscale.x = gcudai_array(y->src[0]);
     args->upscale.y = gcudai_array(y);
     args->upscale.mode = (enum gcuda_scale_mode) (mode & 0xff);
@@ -20787,9 +20637,8 @@ struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct
     struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state,
     float scale) {
     struct gcuda_tensor * src[] = { k, v, q, g, state };
-    struct gcuda_tensor * y = gcudai_linear_attn(ctx, GCUDA_OP_GATED_LINEAR_ATTN, src, 5);
-    gcudai_set_param_f32(y, 0, scale);
-    return gcudai_op_finish(ctx, y);
+    const struct gcudai_gated_linear_attn_params p = { scale };
+    return gcudai_op_finish_with(ctx, gcudai_linear_attn(ctx, GCUDA_OP_GATED_LINEAR_ATTN, src, 5), &p, sizeof(p));
 }
 
 static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y) {
@@ -20804,7 +20653,7 @@ static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union g
     p->g = gcudai_array(y->src[3]);
     p->state = gcudai_array(y->src[4]);
     p->y = gcudai_array(y);
-    p->scale = gcudai_param_f32(y, 0);
+    p->scale = gcudai_gated_linear_attn_params_of(y).scale;
 }
 
 static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y,
@@ -21439,8 +21288,8 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         }
     }
     gcudai_view_begins_at(view, offset);
-    const uint64_t own = offset - least; // as its constructor was given
-    if (view->op == GCUDA_OP_VIEW) { memcpy(view->op_params, &own, sizeof(own)); }
+    const struct gcudai_view_params own = { offset - least }; // as its constructor was given
+    if (view->op == GCUDA_OP_VIEW) { gcudai_set_params(view, &own, sizeof(own)); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -21719,11 +21568,11 @@ static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0]))));
 }
 static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_param_f32(b->node, 0)));
+    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_scale_params_of(b->node).scale));
 }
 
 static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // slope + (1 - slope) step(x)
-    const float slope = gcudai_param_f32(b->node, 0);
+    const float slope = gcudai_leaky_relu_params_of(b->node).slope;
     struct gcuda_tensor * d = gcuda_scale_bias(b->ctx, gcuda_step(b->ctx, b->node->src[0]), 1.0f - slope, slope);
     gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, d));
 }
@@ -21820,7 +21669,7 @@ static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * 
 static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * w = b->node->src[1];
-    const bool is_split = w != NULL, is_swapped = gcudai_param_i32(b->node, 1) != 0;
+    const bool is_split = w != NULL, is_swapped = gcudai_glu_params_of(b->node).is_swapped != 0;
     const enum gcuda_glu_op op = gcuda_get_glu_op(b->node);
     const enum gcuda_unary_op act = op < GCUDA_GLU_OP_COUNT ? gcudai_glu_acts[op] : GCUDA_UNARY_OP_COUNT;
     if (act == GCUDA_UNARY_OP_COUNT || (!is_split && x->ne[0] % 2 != 0)) {
@@ -21874,9 +21723,8 @@ static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tenso
 
 static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     int back[GCUDA_MAX_DIMS];
-    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        back[gcudai_param_i32(b->node, i)] = i;
-    }
+    const struct gcudai_permute_params p = gcudai_permute_params_of(b->node);
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) { back[p.axis[i]] = i; }
     gcudai_grad_add(b, 0, gcuda_permute(b->ctx, g, back[0], back[1], back[2], back[3]));
 }
 
@@ -21893,13 +21741,13 @@ static void gcudai_view_grad(struct gcudai_backward * b, struct gcuda_tensor * g
         gcuda_fill(b->ctx, gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, a->ne), 0.0f);
     gcudai_grad_add(b, 0,
         gcuda_acc(b->ctx, zero, gcudai_packed(b->ctx, g), y->nb[1] / size * 4, y->nb[2] / size * 4, y->nb[3] / size * 4,
-            (y->view_offs - a->view_offs) / size * 4));
+            (size_t) gcudai_view_params_of(y).offset / size * 4));
 }
 
 // nb1, nb2, nb3 and the offset of the node's region, in bytes of F32.
 static void gcudai_region_of_f32(const struct gcuda_tensor * node, size_t * nb) {
     const size_t size = gcuda_type_size(node->type);
-    for (int i = 0; i < 4; ++i) { nb[i] = gcudai_param_bytes(node, i) / size * 4; }
+    for (int i = 0; i < 4; ++i) { nb[i] = gcudai_region_bytes(node, i) / size * 4; }
 }
 
 // The part of a gradient that the node's region covers.
@@ -21928,7 +21776,7 @@ static void gcudai_set_grad(
 }
 
 static void gcudai_concat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    const int dim = gcudai_param_i32(b->node, 0);
+    const int dim = gcudai_concat_params_of(b->node).dim;
     g = gcudai_packed(b->ctx, g);
     for (int k = 0; k < 2 && g != NULL; ++k) {
         const struct gcuda_tensor * a = b->node->src[k];
@@ -21941,14 +21789,15 @@ static void gcudai_concat_grad(struct gcudai_backward * b, struct gcuda_tensor *
 
 static void gcudai_pad_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     const struct gcuda_tensor * a = b->node->src[0];
+    const struct gcudai_pad_params p = gcudai_pad_params_of(b->node);
     size_t offset = 0;
-    if (gcudai_param_i32(b->node, 8) != 0) {
+    if (p.is_circular != 0) {
         gcudai_grad_none(b, "circular padding");
         return;
     }
     g = gcudai_packed(b->ctx, g);
     for (int i = 0; i < GCUDA_MAX_DIMS && g != NULL; ++i) {
-        offset += (size_t) gcudai_param_i32(b->node, 2 * i) * g->nb[i];
+        offset += (size_t) p.ends[i][0] * g->nb[i];
     }
     if (g != NULL) {
         gcudai_grad_add(b, 0,
@@ -21958,10 +21807,8 @@ static void gcudai_pad_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 }
 
 static void gcudai_roll_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0,
-        gcuda_roll(b->ctx, g, -gcudai_param_i32(y, 0), -gcudai_param_i32(y, 1), -gcudai_param_i32(y, 2),
-            -gcudai_param_i32(y, 3)));
+    const struct gcudai_roll_params p = gcudai_roll_params_of(b->node);
+    gcudai_grad_add(b, 0, gcuda_roll(b->ctx, g, -p.shift[0], -p.shift[1], -p.shift[2], -p.shift[3]));
 }
 
 static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
@@ -21973,17 +21820,17 @@ static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor
 }
 
 static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_param_i32(b->node, 0)));
+    gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_diag_mask_params_of(b->node).n_past));
 }
 static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_param_i32(b->node, 0)));
+    gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_tri_params_of(b->node).type));
 }
 
 // ---- norms ----
 
 static void gcudai_rms_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(
-        b, 0, gcuda_rms_norm_back(b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), gcudai_param_f32(b->node, 0)));
+    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
+    gcudai_grad_add(b, 0, gcuda_rms_norm_back(b->ctx, g, x, gcudai_norm_params_of(b->node).eps));
 }
 
 // Of y = (x - mean) / sqrt(var + eps) over rows:  (g - mean(g) - y mean(g y)) / sqrt(var + eps)
@@ -21998,23 +21845,22 @@ static struct gcuda_tensor * gcudai_norm_slope(
 }
 
 static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0,
-        gcudai_norm_slope(
-            b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
+    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]), * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, x, y, gcudai_norm_params_of(b->node).eps));
 }
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    const int64_t n_groups = gcudai_param_i32(b->node, 0);
+    const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(b->node);
+    const int64_t n_groups = p.n_groups;
     if (n_groups < 1 || x->ne[2] % n_groups != 0) {
         gcudai_grad_none(b, "channels are not a multiple of the groups");
         return;
     }
     const int64_t n = x->ne[0] * x->ne[1] * (x->ne[2] / n_groups), rows = n_groups * x->ne[3];
     struct gcuda_tensor * d = gcudai_norm_slope(ctx, gcuda_reshape_2d(ctx, gcudai_packed(ctx, g), n, rows),
-        gcuda_reshape_2d(ctx, gcudai_packed(ctx, x), n, rows), gcuda_reshape_2d(ctx, y, n, rows),
-        gcudai_param_f32(b->node, 1));
+        gcuda_reshape_2d(ctx, gcudai_packed(ctx, x), n, rows), gcuda_reshape_2d(ctx, y, n, rows), p.eps);
     gcudai_grad_add(b, 0, gcudai_shaped(ctx, d, x));
 }
 
@@ -22022,7 +21868,7 @@ static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tens
 static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    const float eps = gcudai_param_f32(b->node, 0);
+    const float eps = gcudai_norm_params_of(b->node).eps;
     struct gcuda_tensor * above =
         gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
     struct gcuda_tensor * along = gcuda_mul(ctx, gcuda_sum_rows(ctx, gcuda_mul(ctx, g, y)), gcuda_step(ctx, above));
@@ -22050,7 +21896,7 @@ static struct gcuda_tensor * gcudai_grouped(
 // A product whose precision was asked for has gradients of the same.
 static struct gcuda_tensor * gcudai_product_of_grad(struct gcudai_backward * b, struct gcuda_tensor * u, struct gcuda_tensor * v) {
     struct gcuda_tensor * y = gcuda_out_prod(b->ctx, u, v);
-    gcuda_mul_mat_set_prec(y, (enum gcuda_prec) gcudai_param_i32(b->node, 0));
+    gcuda_mul_mat_set_prec(y, (enum gcuda_prec) gcudai_mul_mat_params_of(b->node).prec);
     return y;
 }
 
@@ -22066,9 +21912,8 @@ static void gcudai_soft_max_grad(
         gcudai_grad_none(b, "of mask or sinks");
         return;
     }
-    gcudai_grad_add(b, 0,
-        gcuda_soft_max_ext_back(
-            b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    gcudai_grad_add(b, 0, gcuda_soft_max_ext_back(b->ctx, g, y, gcudai_soft_max_params_of(y).scale, 0.0f));
 }
 
 static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // the mask only shifts the logits
@@ -22078,47 +21923,26 @@ static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_
         gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
         return;
     }
+    const struct gcudai_flash_attn_ext_params p = gcudai_flash_attn_ext_params_of(y);
     struct gcuda_tensor * all = gcuda_flash_attn_ext_back(b->ctx, y->src[0], y->src[1], y->src[2], y, g, y->src[3], y->src[4],
-        gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
-    if (all != NULL) {
-        gcudai_set_param_i32(all, 3, gcudai_param_i32(y, 3));
-    }
+        p.scale, p.max_bias, p.logit_softcap);
+    if (all != NULL) { gcuda_flash_attn_ext_set_prec(all, (enum gcuda_prec) p.prec); }
     for (int i = 0; i < 4; ++i) {
         GCUDAI_GRAD_IF(b, sources[i], gcuda_flash_attn_ext_back_part(b->ctx, all, (enum gcuda_flash_attn_grad) i));
     }
 }
 
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
-static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, bool to_back) {
+static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, enum gcuda_op op) {
     const struct gcuda_tensor * y = b->node;
-    const int n_dims = gcudai_param_i32(y, 1), mode = gcudai_param_i32(y, 2), n_ctx = gcudai_param_i32(y, 4);
-    float f[6];
-    int sections[4];
-    for (int i = 0; i < 6; ++i) {
-        f[i] = gcudai_param_f32(y, 5 + i);
-    }
-    for (int i = 0; i < 4; ++i) {
-        sections[i] = gcudai_param_i32(y, 11 + i);
-    }
-    const bool is_multi = (mode & 8) != 0;
-    struct gcuda_tensor * d;
-    if (to_back) {
-        d = is_multi ? gcuda_rope_multi_back(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1],
-                           f[2], f[3], f[4], f[5])
-                     : gcuda_rope_ext_back(
-                           b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
-    } else {
-        d = is_multi ? gcuda_rope_multi(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1],
-                           f[2], f[3], f[4], f[5])
-                     : gcuda_rope_ext(
-                           b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
-    }
-    gcudai_grad_add(b, 0, d);
+    gcudai_grad_add(b, 0, gcudai_rope(b->ctx, op, g, y->src[1], y->src[2], gcudai_rope_params_of(y), NULL, false));
 }
 
-static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_rope_chain(b, g, true); }
+static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_rope_chain(b, g, GCUDA_OP_ROPE_BACK);
+}
 static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_rope_chain(b, g, false);
+    gcudai_rope_chain(b, g, GCUDA_OP_ROPE);
 }
 
 static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
@@ -22135,20 +21959,17 @@ static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gc
 
 static void gcudai_im2col_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     const struct gcuda_tensor * y = b->node;
+    const struct gcudai_conv_params p = gcudai_conv_params_of(y);
     int64_t ne[GCUDA_MAX_DIMS];
     memcpy(ne, y->src[1]->ne, sizeof(ne));
     GCUDAI_GRAD_IF(b, 1,
-        gcuda_im2col_back(b->ctx, g, y->src[0], ne, gcudai_param_i32(y, 0), gcudai_param_i32(y, 1),
-            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), gcudai_param_i32(y, 5),
-            gcudai_param_i32(y, 6) != 0));
+        gcuda_im2col_back(b->ctx, g, y->src[0], ne, p.s0, p.s1, p.p0, p.p1, p.d0, p.d1, p.is_2d != 0));
 }
 
 static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0,
-        gcuda_pool_2d_back(b->ctx, g, y->src[0], (enum gcuda_op_pool) gcudai_param_i32(y, 0), gcudai_param_i32(y, 1),
-            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), gcudai_pool_padding(y, 0),
-            gcudai_pool_padding(y, 1)));
+    const struct gcudai_pool_2d_params p = gcudai_pool_2d_params_of(b->node);
+    gcudai_grad_add(b, 0, gcuda_pool_2d_back(b->ctx, g, b->node->src[0], (enum gcuda_op_pool) p.op, p.k0, p.k1,
+        p.s0, p.s1, (float) p.p0 + p.rest[0], (float) p.p1 + p.rest[1]));
 }
 
 static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
@@ -30086,7 +29907,7 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
 }
 
 static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_custom_get(y).cuda != NULL, "only the CPU can compute it: there is no CUDA callback");
+    GCUDAI_CAN(y, gcudai_custom_params_of(y).cuda != NULL, "only the CPU can compute it: there is no CUDA callback");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -30247,7 +30068,7 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
 // Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
 static int32_t ** gcudai_cuda_bad_index_of(const struct gcuda_tensor * y, union gcuda_args * args) {
     const struct gcudai_cuda_op * op = &gcudai_cuda_ops[y->op];
-    const bool is_none = op->bad_index == 0 || (op->is_promise && gcudai_param_i32(y, 4) <= 0);
+    const bool is_none = op->bad_index == 0 || (op->is_promise && gcudai_flash_attn_ext_params_of(y).n_kv_max <= 0);
     return is_none ? NULL : (int32_t **) (void *) ((char *) args + op->bad_index);
 }
 
@@ -30569,11 +30390,12 @@ static double gcudai_cuda_conv_products(const struct gcuda_tensor * y) {
 }
 // Transposed: the part of the kernel that contributes to an element.
 static double gcudai_cuda_transposed_1d_products(const struct gcuda_tensor * y) {
-    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
+    return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) /
+           (double) gcudai_conv_transpose_params_of(y).stride;
 }
 static double gcudai_cuda_transposed_2d_products(const struct gcuda_tensor * y) {
     return (double) gcuda_nelements(y) * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) /
-           pow((double) gcudai_param_i32(y, 0), 2.0);
+           pow((double) gcudai_conv_transpose_params_of(y).stride, 2.0);
 }
 
 static double gcudai_cuda_attention_us(const struct gcuda_tensor * y) {
@@ -31435,7 +31257,7 @@ static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcud
 
 static bool gcudai_cuda_is_hadamard(const struct gcuda_tensor * t) {
     union gcuda_args op;
-    if (t->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(t, 1) == GCUDA_HINT_NONE) { return false; }
+    if (t->op != GCUDA_OP_MUL_MAT || gcudai_mul_mat_params_of(t).hint == GCUDA_HINT_NONE) { return false; }
     gcudai_mul_mat_args(t, &op);
     return t->view_src == NULL && gcuda_hadamard_takes(&op.mul_mat);
 }
@@ -31502,7 +31324,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                                   \
     X(READ_TWICE, "is not read by exactly two nodes",                  gcudai_cuda_n_uses(m->w->snapshot, m->w->at[i]) == 2)                \
     X(SAME,       "has another shape than its operand",                gcuda_are_same_shape(y, v))                                      \
-    X(NO_SHIFT,   "adds something",                                    gcudai_param_f32(y, 1) == 0.0f)                                  \
+    X(NO_SHIFT,   "adds something",                                    gcudai_scale_params_of(y).bias == 0.0f)                          \
     X(SILU,       "is not SiLU",                                       gcudai_cuda_is_unary(y, GCUDA_UNARY_OP_SILU))                    \
     X(V_F32,      "reads something else than F32",                     v->type == GCUDA_TYPE_F32)                                       \
     X(V_UNIT,     "reads elements that are not next to each other",    v->nb[0] == sizeof(float))                                       \
@@ -31521,12 +31343,12 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(HADAMARD,   "is no Hadamard transform",                          gcudai_cuda_is_hadamard(y))                                      \
     X(GATE,       "is neither plain softmax nor sigmoid",              gcudai_cuda_is_routing_gate(y))                                  \
     X(SOFT_MAX,   "has a factor, a mask or sinks",                     gcudai_cuda_is_plain_soft_max(y))                                \
-    X(DESCENDING, "is not descending",                                 gcudai_param_i32(y, 0) == GCUDA_SORT_ORDER_DESC)                 \
+    X(DESCENDING, "is not descending",                                 gcudai_argsort_params_of(y).order == GCUDA_SORT_ORDER_DESC)      \
     X(IDS,        "does not read the first ids of the order alone",    gcudai_cuda_chooses_ids(m, i))                                   \
     X(PROBS,      "does not read the values that were sorted",         gcudai_cuda_reads_probs(m, i))                                   \
     X(OF_CHOSEN,  "has another shape than the weights",                gcudai_cuda_has_rows_of(y, v))                                   \
     X(CHOSEN_SUM, "is no sum of the weights",                          gcudai_cuda_is_sum_of_chosen(m, i))                              \
-    X(NO_LIMIT,   "has an upper limit",                                gcudai_param_f32(y, 1) == INFINITY)                              \
+    X(NO_LIMIT,   "has an upper limit",                                gcudai_clamp_params_of(y).max == INFINITY)                       \
     X(IN_PLACE,   "is a view of something else",                       y->view_src == NULL || y->view_src == v)                         \
     X(CHOSEN_DIV, "does not divide the weights by their sum",          gcudai_cuda_divides_chosen(m, i))                                \
     X(PATH,       "is on a path without an epilogue",                  gcudai_cuda_is_path_with_epilogue(m->w, i))                      \
@@ -31686,8 +31508,8 @@ static bool gcudai_cuda_has_pair_weights(const struct gcuda_tensor * a, const st
 }
 
 static bool gcudai_cuda_has_pair_params(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return b->op == a->op && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0) &&
-           (a->op != GCUDA_OP_MUL_MAT || gcudai_param_i32(b, 1) == gcudai_param_i32(a, 1));
+    const struct gcudai_mul_mat_params pa = gcudai_mul_mat_params_of(a), pb = gcudai_mul_mat_params_of(b);
+    return b->op == a->op && pb.prec == pa.prec && (a->op != GCUDA_OP_MUL_MAT || pb.hint == pa.hint);
 }
 
 // One column per matrix of weights; experts have that in any case.
@@ -31860,7 +31682,7 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     p->w = gcudai_array(gcudai_cuda_operand_of_row(m, i + 1));
     p->b = gcudai_array(gcudai_cuda_operand_of_row(m, i + 2));
     p->y = gcudai_array(y);
-    p->eps = gcudai_param_f32(norm, 0);
+    p->eps = gcudai_norm_params_of(norm).eps;
     return m->n;
 }
 
@@ -31877,7 +31699,7 @@ static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, un
     p->sum = gcudai_array(sum);
     p->w = gcudai_array(weights);
     p->y = gcudai_array(y);
-    p->eps = gcudai_param_f32(m->w->node[i + 1], 0);
+    p->eps = gcudai_norm_params_of(m->w->node[i + 1]).eps;
     const bool may = gcudai_cuda_may_write_sum(m, sum, y) && !gcudai_cuda_overlap(y, weights);
     return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes_form(p), "is refused by the kernel") ? m->n : 0;
 }
@@ -31900,7 +31722,7 @@ static int gcudai_cuda_fit_scale_soft_max(const struct gcudai_cuda_match * m, un
     struct gcuda_soft_max_args * p = &args->op.soft_max;
     gcudai_soft_max_args(y, &args->op);
     p->x = gcudai_array(scale->src[0]);
-    p->scale *= gcudai_param_f32(scale, 0);
+    p->scale *= gcudai_scale_params_of(scale).scale;
     return gcudai_cuda_may_write(m->w, 2, y, true) ? 2 : 0;
 }
 
@@ -32081,7 +31903,7 @@ static bool gcudai_cuda_heads_steps(const struct gcudai_cuda_heads * h, int64_t 
     if (bias != NULL) { p->bias = h->operand[GCUDAI_CUDA_HEADS_BIAS]->data; }
     if (norm != NULL) {
         p->norm = h->operand[GCUDAI_CUDA_HEADS_WEIGHTS]->data;
-        p->eps = gcudai_param_f32(norm, 0);
+        p->eps = gcudai_norm_params_of(norm).eps;
     }
     const bool bias_fits = bias == NULL || (bias->type == GCUDA_TYPE_F32 && bias->ne[0] == ne0 * n_heads);
     return bias_fits && (norm == NULL || (weights->type == GCUDA_TYPE_F32 && gcudai_cuda_is_norm_of_heads(norm, ne0, n_heads)));
@@ -32097,7 +31919,8 @@ static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_
 static bool gcudai_cuda_inputs_keys(const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
     const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE], * y = h->node[GCUDAI_CUDA_HEADS_SET];
     union gcuda_args op;
-    if (gcudai_param_i32(rope, 1) == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; } // n_dims 0 rotates nothing
+    const int n_dims = gcudai_rope_params_of(rope).n_dims; // 0 rotates nothing
+    if (n_dims == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; }
     gcudai_rope_args(rope, &op);
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
@@ -32215,8 +32038,8 @@ static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct g
         s->unary = args.unary.op;
         memcpy(s->p, args.unary.p, sizeof(s->p));
     } else if (!is_binary) {
-        s->p[0] = gcudai_param_f32(y, 0);
-        s->p[1] = gcudai_param_f32(y, 1);
+        const struct gcudai_map_params p = gcudai_map_params_of(y);
+        memcpy(s->p, p.p, sizeof(p.p));
     }
     return true;
 }
@@ -32318,9 +32141,9 @@ static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcuda
     p->has_norm = sum != NULL;
     p->is_wide_weights = sum != NULL && gcudai_cuda_is_aligned_16(sum->src[0]);
     p->has_least = clamp != NULL;
-    p->least = clamp != NULL ? gcudai_param_f32(clamp, 0) : 0.0f;
+    p->least = clamp != NULL ? gcudai_clamp_params_of(clamp).min : 0.0f;
     p->is_scaled = scale != NULL;
-    p->scale = scale != NULL ? gcudai_param_f32(scale, 0) : 0.0f;
+    p->scale = scale != NULL ? gcudai_scale_params_of(scale).scale : 0.0f;
     return gcudai_cuda_route_arrays(m, 2, p);
 }
 
@@ -32440,7 +32263,7 @@ static const struct gcuda_tensor * gcudai_cuda_set_epilogue(const struct gcudai_
     }
     if (scale != NULL) {
         e->is_scaled = true;
-        e->scale = gcudai_param_f32(scale, 0);
+        e->scale = gcudai_scale_params_of(scale).scale;
     }
     return m->at[GCUDAI_CUDA_GATE] >= 0 ? gcudai_cuda_set_gate(m, e) : m->w->node[0];
 }
