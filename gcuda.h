@@ -513,7 +513,7 @@ typedef struct {
 //   floats     GCUDAI_FLOATS_*: where the floats of a block are that gcuda_check_row_data reads
 //   weights    can be weights of mul_mat: has gcudai_codes_LOWER and, for x86, gcudai_codes_LOWER_avx2
 //   kind       GCUDAI_Q_*: how the CPU multiplies its codes
-//   centre     mean code of a format with a stored minimum
+//   centre     mean code of a format with a stored minimum; of the other unsigned codes that of weight 0
 //   partner    type of blocks of activations that go with these weights; COUNT: none
 //   switch     yes: GCUDA_KERNEL_NO_ID leaves its CUDA kernels out; no: no switch does; none: it has none yet, and CUDA refuses it
 // clang-format off
@@ -521,17 +521,17 @@ typedef struct {
     /* ID      id  lower     name       block bytes quantized | read write align imatrix floats | weights kind centre partner switch */ \
     X(F32,     0,  f32,      "f32",     1,    4,    0,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
     X(F16,     1,  f16,      "f16",     1,    2,    0,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
-    X(Q4_0,    2,  q4_0,     "q4_0",    32,   18,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q4_0,    2,  q4_0,     "q4_0",    32,   18,   1,          yes, yes,  2,    may,    one,     yes,    U32, 8,     Q8_0,   yes)      \
     X(Q4_1,    3,  q4_1,     "q4_1",    32,   20,   1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_1,   yes)      \
-    X(Q5_0,    6,  q5_0,     "q5_0",    32,   22,   1,          yes, yes,  2,    may,    one,     yes,    U32, 0,     Q8_0,   yes)      \
+    X(Q5_0,    6,  q5_0,     "q5_0",    32,   22,   1,          yes, yes,  2,    may,    one,     yes,    U32, 16,    Q8_0,   yes)      \
     X(Q5_1,    7,  q5_1,     "q5_1",    32,   24,   1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_1,   yes)      \
     X(Q8_0,    8,  q8_0,     "q8_0",    32,   34,   1,          yes, yes,  2,    no,     one,     yes,    S32, 0,     Q8_0,   yes)      \
     X(Q8_1,    9,  q8_1,     "q8_1",    32,   36,   1,          yes, yes,  2,    no,     one,     no,     NONE,0,     COUNT,  no)       \
     X(Q2_K,    10, q2_k,     "q2_K",    256,  84,   1,          yes, yes,  2,    may,    q2_k,    yes,    M16, 1.5f,  Q8_K,   yes)      \
-    X(Q3_K,    11, q3_k,     "q3_K",    256,  110,  1,          yes, yes,  2,    may,    q3_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q3_K,    11, q3_k,     "q3_K",    256,  110,  1,          yes, yes,  2,    may,    q3_k,    yes,    U16, 4,     Q8_K,   yes)      \
     X(Q4_K,    12, q4_k,     "q4_K",    256,  144,  1,          yes, yes,  2,    may,    two,     yes,    M32, 7.5f,  Q8_K,   yes)      \
     X(Q5_K,    13, q5_k,     "q5_K",    256,  176,  1,          yes, yes,  2,    may,    two,     yes,    M32, 15.5f, Q8_K,   yes)      \
-    X(Q6_K,    14, q6_k,     "q6_K",    256,  210,  1,          yes, yes,  2,    may,    q6_k,    yes,    U16, 0,     Q8_K,   yes)      \
+    X(Q6_K,    14, q6_k,     "q6_K",    256,  210,  1,          yes, yes,  2,    may,    q6_k,    yes,    U16, 32,    Q8_K,   yes)      \
     X(Q8_K,    15, q8_k,     "q8_K",    256,  292,  1,          yes, yes,  4,    no,     f32,     no,     NONE,0,     COUNT,  no)       \
     X(IQ2_XXS, 16, iq2_xxs,  "iq2_xxs", 256,  66,   1,          yes, no,   2,    must,   one,     yes,    S32, 0,     Q8_K,   yes)      \
     X(IQ2_XS,  17, iq2_xs,   "iq2_xs",  256,  74,   1,          yes, no,   2,    must,   one,     yes,    S16, 0,     Q8_K,   yes)      \
@@ -802,6 +802,7 @@ struct gcuda_array {
 // On CUDA devices:
 //   launch    plain: gcuda_launch_LAUNCHER; scratch: after gcuda_LAUNCHER_scratch_bytes, into args.scratch
 //             product: see gcudai_cuda_run_product; own: gcudai_cuda_LAUNCHER; none: nothing runs
+//             backend: gcudai_cuda_LAUNCHER, which has the backend's scratch and cuBLAS
 //   refuses   gcudai_cuda_REFUSES_can returns which valid nodes have no kernel
 //   family    GCUDA_KERNEL_NO_FAMILY leaves its kernels out; BASE: always compiled
 //   index     yes: reports indices out of range to args.bad_index; promise: only if the node promises n_kv_max
@@ -958,7 +959,7 @@ struct gcuda_array {
     X(MUL_MAT_ID,              mul_mat_id,              3,   0,  NONE,        mul_mat_id,          mul_mat_id,         any,                  \
            none,              0,    0,      product, mul_mat_id,             mul_mat_id,BASE,      yes,   yes,    no,    mul_mat_id)         \
     X(OUT_PROD,                out_prod,                2,   0,  NONE,        out_prod,            out_prod,           any,                  \
-           none,              0,    0,      plain,   out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
+           none,              0,    0,      backend, out_prod,               any,       BASE,      no,    no,     no,    out_prod)           \
     /* attention */                                                                                                                          \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          3,   2,  NONE,        flash_attn_ext,      flash_attn,         any,                  \
            flash_attn_ext,    0,    0,      scratch, flash_attn_ext,         any,       ATTENTION, promise,yes,    no,    flash_attn_ext)    \
@@ -3870,6 +3871,7 @@ GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 #define GCUDAI_DECLARE_product(name, args)
 #define GCUDAI_DECLARE_plain(name, args) \
     GCUDA_KERNEL_API gcuda_status gcuda_launch_##name(const struct gcuda_##args##_args * args, gcuda_stream stream);
+#define GCUDAI_DECLARE_backend(name, args) GCUDAI_DECLARE_plain(name, args)
 #define GCUDAI_DECLARE_scratch(name, args) \
     GCUDAI_DECLARE_plain(name, args) GCUDA_KERNEL_API size_t gcuda_##name##_scratch_bytes(const struct gcuda_##args##_args * args);
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, ...) GCUDAI_DECLARE_##launch(name, args)
@@ -9408,8 +9410,17 @@ static const float gcudai_q_centers[] = { GCUDA_TYPES(X) };
 
 static GCUDAI_INLINE enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) { return gcudai_q_kinds[gcudai_type_of(type)->line]; }
 
-// the mean code of the formats with a stored minimum
-static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) { return gcudai_q_centers[gcudai_type_of(type)->line]; }
+// The mean code of a format with a stored minimum; others: 0.
+static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
+    return gcudai_q_has_min(gcudai_q_kind_of(type)) ? gcudai_q_centers[gcudai_type_of(type)->line] : 0.0f;
+}
+
+// The code of weight 0 in a format without a stored minimum; others: 0.
+static GCUDAI_INLINE int gcudai_q_zero_code(enum gcuda_type type) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+    const float centre = gcudai_q_centers[gcudai_type_of(type)->line];
+    return gcudai_q_is_signed(kind) ? 128 : gcudai_q_has_min(kind) ? 0 : (int) centre;
+}
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the L1 cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
@@ -11806,17 +11817,11 @@ void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) { gcud
 void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n) { gcudai_simd_now()->loops->bf16_to_fp32_row(x, y, n); }
 void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) { gcudai_simd_now()->loops->fp32_to_bf16_row(x, y, n); }
 
-// the code of weight 0 in formats of unsigned codes without a stored minimum
-static int gcudai_q_zero_code(enum gcuda_type type) {
-    return type == GCUDA_TYPE_Q4_0 ? 8 : type == GCUDA_TYPE_Q5_0 ? 16 : type == GCUDA_TYPE_Q3_K ? 4 : type == GCUDA_TYPE_Q6_K ? 32 : 0;
-}
-
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n) {
     enum { run = 256 }; // scales and minima are written for whole runs
     const struct gcudai_simd * simd = gcudai_simd_now();
     const gcudai_codes_fn codes = simd->codes(type);
     const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
-    const bool is_signed = gcudai_q_is_signed(kind);
     const int64_t block = gcuda_blck_size(type);
     const size_t run_size = (size_t) (run / block) * gcuda_type_size(type);
     uint8_t q[run];
@@ -11824,8 +11829,8 @@ static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, floa
     for (const uint8_t * w = (const uint8_t *) x; n > 0; n -= run, w += run_size, y += run) {
         const int m = (int) GCUDAI_MIN(n, (int64_t) run);
         codes(w, m / block, q, sc, mn);
-        simd->loops->q_values(q, sc, mn, is_signed ? 128 : 0, is_signed ? 128 : gcudai_q_zero_code(type), gcudai_q_has_min(kind), m,
-            gcudai_q_group(kind), y);
+        simd->loops->q_values(q, sc, mn, gcudai_q_is_signed(kind) ? 128 : 0, gcudai_q_zero_code(type),
+            gcudai_q_has_min(kind), m, gcudai_q_group(kind), y);
     }
 }
 
@@ -28300,8 +28305,7 @@ enum gcudai_cuda_mm_path {
     GCUDAI_CUDA_MM_CUBLAS = GCUDA_MUL_MAT_PATHS, // cuBLAS, F32 operands in place
     GCUDAI_CUDA_MM_CUBLAS_F32, // cuBLAS after packing operands to F32
     GCUDAI_CUDA_MM_CUBLAS_16,  // cuBLAS after packing operands to F16 for F16 weights, to BF16 for others
-    GCUDAI_CUDA_MM_GEMM,       // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
-    GCUDAI_CUDA_MM_PATHS
+    GCUDAI_CUDA_MM_GEMM        // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
 };
 
 // The device that computes a product; for row-split weights the least of all devices.
@@ -28834,8 +28838,11 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
 }
 
 // The product of both operands transposed: through cuBLAS where it takes them, else the plain kernel.
-static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args) {
+static gcuda_status gcudai_cuda_out_prod(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * all) {
+    const struct gcuda_out_prod_args * args = &all->out_prod;
     struct gcudai_cublas_matrix unused;
+    (void) y;
     struct gcuda_mul_mat_args p;
     GCUDAI_ZERO(p);
     p.a = gcudai_transposed(args->a);
@@ -29916,6 +29923,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
 #define GCUDAI_CUDA_RUN_none(ID, name, args)
 #define GCUDAI_CUDA_RUN_own(ID, name, args)
 #define GCUDAI_CUDA_RUN_product(ID, name, args)
+#define GCUDAI_CUDA_RUN_backend(ID, name, args)
 #define GCUDAI_CUDA_RUN_plain(ID, name, args)                                                                          \
     static gcuda_status gcudai_cuda_run_##ID(const union gcuda_args * a, gcuda_stream stream) {                       \
         return gcuda_launch_##name(&a->args, stream);                                                                  \
@@ -29937,9 +29945,18 @@ struct gcudai_cuda_pack {
     bool (*is_packed)(const struct gcuda_tensor * t);
 };
 
+// Launches a node with all that its launcher needs.
+typedef gcuda_status (*gcudai_cuda_enqueue_fn)(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args);
+static gcuda_status gcudai_cuda_run_packed(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args);
+static gcuda_status gcudai_cuda_run_chosen(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args);
+
 struct gcudai_cuda_op {
     gcuda_status (*can)(const struct gcuda_tensor * y); // NULL: there is nothing to run
-    gcuda_status (*run)(const union gcuda_args * args, gcuda_stream stream);
+    gcudai_cuda_enqueue_fn enqueue;
+    gcuda_status (*run)(const union gcuda_args * args, gcuda_stream stream); // NULL: enqueue alone
     void ** (*scratch)(union gcuda_args * args, size_t * n_bytes);
     const char * left_out_by; // the switch that left its kernels out of this build; NULL: they are compiled in
     // offsets of fields in the args, 0: none; the first member is never one of them
@@ -29962,17 +29979,21 @@ struct gcudai_cuda_op {
 #define GCUDAI_CUDA_PROMISE_promise true
 #define GCUDAI_CUDA_SHARED_no(args) 0
 #define GCUDAI_CUDA_SHARED_yes(args) offsetof(struct gcuda_##args##_args, max_shared)
-// can, run, scratch
-#define GCUDAI_CUDA_FNS_none(ID, name, refuses) NULL, NULL, NULL
-#define GCUDAI_CUDA_FNS_own(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_##name, NULL
-#define GCUDAI_CUDA_FNS_product(ID, name, refuses) gcudai_cuda_##refuses##_can, NULL, NULL // see gcudai_cuda_run_product
-#define GCUDAI_CUDA_FNS_plain(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, NULL
-#define GCUDAI_CUDA_FNS_scratch(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_##ID, gcudai_cuda_scratch_##ID
-// The three for an operation whose kernels this build has (1), or NULLs (0).
+// can, enqueue, run, scratch
+#define GCUDAI_CUDA_FNS_none(ID, name, refuses) NULL, NULL, NULL, NULL
+#define GCUDAI_CUDA_FNS_own(ID, name, refuses) \
+    gcudai_cuda_##refuses##_can, gcudai_cuda_run_packed, gcudai_cuda_##name, NULL
+#define GCUDAI_CUDA_FNS_product(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_run_chosen, NULL, NULL
+#define GCUDAI_CUDA_FNS_backend(ID, name, refuses) gcudai_cuda_##refuses##_can, gcudai_cuda_##name, NULL, NULL
+#define GCUDAI_CUDA_FNS_plain(ID, name, refuses) \
+    gcudai_cuda_##refuses##_can, gcudai_cuda_run_packed, gcudai_cuda_run_##ID, NULL
+#define GCUDAI_CUDA_FNS_scratch(ID, name, refuses) \
+    gcudai_cuda_##refuses##_can, gcudai_cuda_run_packed, gcudai_cuda_run_##ID, gcudai_cuda_scratch_##ID
+// The four for an operation whose kernels this build has (1), or NULLs (0).
 #define GCUDAI_CUDA_FNS(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses)
 #define GCUDAI_CUDA_FNS2(has, launch, ID, name, refuses) GCUDAI_CUDA_FNS_IF_##has(launch, ID, name, refuses)
 #define GCUDAI_CUDA_FNS_IF_1(launch, ID, name, refuses) GCUDAI_CUDA_FNS_##launch(ID, name, refuses)
-#define GCUDAI_CUDA_FNS_IF_0(launch, ID, name, refuses) NULL, NULL, NULL
+#define GCUDAI_CUDA_FNS_IF_0(launch, ID, name, refuses) NULL, NULL, NULL, NULL
 
 // Runs the caller's kernels. A CUDA error of the callback takes precedence over the status that it returns. An error that was pending
 // before the callback does not belong to this node.
@@ -29988,7 +30009,7 @@ static gcuda_status gcudai_cuda_custom(const union gcuda_args * args, gcuda_stre
 }
 
 static const struct gcudai_cuda_op gcudai_cuda_ops[GCUDA_OP_COUNT] = {
-    { NULL, NULL, NULL, NULL, 0, 0, 0, false, { 0, NULL } },
+    { NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, { 0, NULL } },
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, shared, pack, cut) \
     { GCUDAI_CUDA_FNS(GCUDAI_KERNEL_HAS(family), launch, ID, name, refuses),                                                        \
         GCUDAI_KERNEL_HAS(family) ? NULL : "GCUDA_KERNEL_NO_" #family, GCUDAI_CUDA_INDEX_##index(args),                            \
@@ -30180,13 +30201,17 @@ static gcuda_status gcudai_cuda_run_product(
     return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_multiply(cu, choice, args->mul_mat) : gcudai_cuda_multiply_id(cu, choice, &args->mul_mat_id);
 }
 
-static gcuda_status gcudai_cuda_run_args(
+// A product whose path is chosen now.
+static gcuda_status gcudai_cuda_run_chosen(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcudai_cuda_mm_choice choice;
     GCUDAI_ZERO(choice);
-    return gcudai_is_product(y->op)     ? gcudai_cuda_run_product(cu, y, args, &choice)
-           : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
-                                        : gcudai_cuda_run_packed(cu, y, args);
+    return gcudai_cuda_run_product(cu, y, args, &choice);
+}
+
+static gcuda_status gcudai_cuda_run_args(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
+    return gcudai_cuda_ops[y->op].enqueue(cu, y, args);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(
@@ -31424,14 +31449,34 @@ static bool gcudai_cuda_reads_probs(const struct gcudai_cuda_match * m, int i) {
            from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
 }
 
-// Source k of the window's node i is `value` itself or a packed view of all of it. n_uses: readers of the view;
-// 0 without a view, -1 for a view that is an output.
-static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, const struct gcuda_tensor * value, int * n_uses) {
-    const struct gcuda_tensor * t = w->node[i]->src[k];
+// t has all elements of v in its memory, packed.
+static bool gcudai_cuda_is_packed_view(const struct gcuda_tensor * t, const struct gcuda_tensor * v) {
+    return t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) && gcuda_is_contiguous(v) &&
+           gcuda_nelements(t) == gcuda_nelements(v);
+}
+
+// Source k of the window's node i is node `value`, or a packed view of all of it, made of the node or of such a view that
+// is read once. n_uses: readers of the source's view; 0 without a view, -1 for a view that is an output.
+static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, int value, int * n_uses) {
+    const struct gcudai_cuda_snapshot * snapshot = w->snapshot;
+    const int first = snapshot->seen[w->at[i]].static_key.src[k];
+    int at = first;
+    bool is_so = true;
     *n_uses = 0;
-    if (t == value) { return true; }
-    *n_uses = gcudai_cuda_n_uses(w->snapshot, w->snapshot->seen[w->at[i]].static_key.src[k]);
-    return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
+    while (is_so && at >= 0 && at != w->at[value]) {
+        const int n = gcudai_cuda_n_uses(snapshot, at);
+        if (at == first) { *n_uses = n; }
+        is_so = gcudai_cuda_is_packed_view(snapshot->seen[at].tensor, w->node[value]) && (at == first || n == 1);
+        at = snapshot->seen[at].static_key.src[0];
+    }
+    return is_so && at >= 0;
+}
+
+// As is_all_of, and nothing else reads the node or the view.
+static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
+    int n_uses = 0;
+    const bool is_all = gcudai_cuda_is_inner(w, value) && gcudai_cuda_is_all_of(w, i, k, value, &n_uses);
+    return is_all && (n_uses == 0 || n_uses == 1);
 }
 
 // [1, used, tokens] as rows of `used` weights.
@@ -31440,9 +31485,9 @@ static bool gcudai_cuda_has_rows_of(const struct gcuda_tensor * t, const struct 
 }
 
 static bool gcudai_cuda_is_sum_of_chosen(const struct gcudai_cuda_match * m, int i) {
-    const struct gcuda_tensor * chosen = m->w->node[i - 1];
-    int n_uses;
-    return gcudai_cuda_is_all_of(m->w, i, 0, chosen, &n_uses) && gcudai_cuda_has_rows_of(m->w->node[i]->src[0], chosen);
+    int n_uses = 0;
+    return gcudai_cuda_is_all_of(m->w, i, 0, i - 1, &n_uses) &&
+           gcudai_cuda_has_rows_of(m->w->node[i]->src[0], m->w->node[i - 1]);
 }
 
 // The weights are read by the sum and the division alone, through one view or two.
@@ -31452,7 +31497,8 @@ static bool gcudai_cuda_divides_chosen(const struct gcudai_cuda_match * m, int i
     const int sum = i - 1 - (w->node[i - 1]->op == GCUDA_OP_CLAMP), n_chosen = gcudai_cuda_n_uses(snapshot, w->at[sum - 1]);
     const bool is_one_view = snapshot->seen[w->at[sum]].static_key.src[0] == snapshot->seen[w->at[i]].static_key.src[0];
     int n_sum = 0, n_div = 0;
-    const bool is_of_chosen = gcudai_cuda_is_all_of(w, sum, 0, w->node[sum - 1], &n_sum) && gcudai_cuda_is_all_of(w, i, 0, w->node[sum - 1], &n_div);
+    const bool is_of_chosen =
+        gcudai_cuda_is_all_of(w, sum, 0, sum - 1, &n_sum) && gcudai_cuda_is_all_of(w, i, 0, sum - 1, &n_div);
     const bool is_alone = is_one_view ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1;
     return is_of_chosen && is_alone && w->node[i]->src[1] == w->node[i - 1] && gcudai_cuda_n_uses(snapshot, w->at[i - 1]) == 1 &&
            gcuda_are_same_shape(w->node[i], w->node[sum]->src[0]);
@@ -31544,11 +31590,10 @@ static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
 
 static bool gcudai_cuda_reads_value(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_reads reads) {
     const struct gcuda_tensor * y = w->node[i], * value = i > 0 ? w->node[i - 1] : NULL;
-    int n_uses = 0;
     switch (reads) {
         case GCUDAI_CUDA_READS_FIRST: return y->src[0] == value;
         case GCUDAI_CUDA_READS_EITHER: return gcudai_cuda_other(y, value) != NULL;
-        case GCUDAI_CUDA_READS_ALL: return gcudai_cuda_is_all_of(w, i, 0, value, &n_uses) && (n_uses == 0 || n_uses == 1);
+        case GCUDAI_CUDA_READS_ALL: return gcudai_cuda_is_only_from(w, i, 0, i - 1);
         default: return true;
     }
 }
@@ -31571,7 +31616,9 @@ static const char * gcudai_cuda_misfit(const struct gcudai_cuda_match * m, const
 #undef X
     const enum gcuda_op op = i < m->most ? m->w->node[i]->op : GCUDA_OP_NONE;
     if (op == GCUDA_OP_NONE || (op != row->op[0] && op != row->op[1])) { return ""; }
-    if (!gcudai_cuda_reads_value(m->w, i, row->reads)) { return row->n_optional > 0 ? "" : "does not read the node before it"; }
+    if (!gcudai_cuda_reads_value(m->w, i, row->reads)) {
+        return row->n_optional > 0 ? "" : "does not read the node before it, or not alone";
+    }
     for (int k = 0; k < GCUDAI_CUDA_NEEDS && row->needs[k] != GCUDAI_NEED_NOTHING; ++k) {
         if (!gcudai_cuda_rule_holds(m, i, (enum gcudai_cuda_rule) row->needs[k])) { return texts[row->needs[k]]; }
     }
@@ -31789,24 +31836,6 @@ static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tens
 // F32 values for each element of a row, the same for all rows.
 static bool gcudai_cuda_is_one_row(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
     return t != NULL && t->type == GCUDA_TYPE_F32 && gcuda_is_contiguous(t) && t->ne[0] == y->ne[0] && gcuda_nelements(t) == t->ne[0];
-}
-
-// The tensor at `at` is all of v, packed, read once.
-static bool gcudai_cuda_is_packed_view(const struct gcudai_cuda_snapshot * snapshot, int at, const struct gcuda_tensor * v) {
-    const struct gcuda_tensor * t = snapshot->seen[at].tensor;
-    return gcudai_cuda_n_uses(snapshot, at) == 1 && t->view_src == v && t->view_offs == 0 && gcuda_is_contiguous(t) &&
-           gcuda_is_contiguous(v) && gcuda_nelements(t) == gcuda_nelements(v);
-}
-
-// Source k of the window's node i is node `value`, or a packed view of all of it; nothing else reads either.
-static bool gcudai_cuda_is_only_from(const struct gcudai_cuda_window * w, int i, int k, int value) {
-    int at = w->snapshot->seen[w->at[i]].static_key.src[k];
-    bool is_so = gcudai_cuda_is_inner(w, value);
-    while (is_so && at >= 0 && at != w->at[value]) {
-        is_so = gcudai_cuda_is_packed_view(w->snapshot, at, w->node[value]);
-        at = w->snapshot->seen[at].static_key.src[0];
-    }
-    return is_so && at >= 0;
 }
 
 static void gcudai_cuda_heads_add(struct gcudai_cuda_heads * h, enum gcudai_cuda_heads_stage stage, const struct gcuda_tensor * t, int i) {
@@ -32099,12 +32128,12 @@ static const struct gcudai_cuda_row gcudai_cuda_route_rows[GCUDAI_CUDA_ROWS] = {
     { { GCUDA_OP_SUM_ROWS }, GCUDAI_CUDA_READS_ANY,    3, false, { GCUDAI_NEED_CHOSEN_SUM, GCUDAI_NEED_READ_ONCE } },
     { { GCUDA_OP_CLAMP },    GCUDAI_CUDA_READS_FIRST,  1, false, { GCUDAI_NEED_NO_LIMIT, GCUDAI_NEED_IN_PLACE } },
     { { GCUDA_OP_DIV },      GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_CHOSEN_DIV, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_PACKED } },
-    { { GCUDA_OP_SCALE },    GCUDAI_CUDA_READS_ALL,    1, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_NO_SHIFT, GCUDAI_NEED_PACKED } },
+    { { GCUDA_OP_SCALE },    GCUDAI_CUDA_READS_ALL,    1, false, { GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_NO_SHIFT, GCUDAI_NEED_PACKED } },
 };
 static const struct gcudai_cuda_row gcudai_cuda_late_route_rows[GCUDAI_CUDA_ROWS] = {
     { { GCUDA_OP_ARGSORT },  GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_DESCENDING, GCUDAI_NEED_READ_ONCE } },
     { { GCUDA_OP_GET_ROWS }, GCUDAI_CUDA_READS_ANY,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_IDS, GCUDAI_NEED_PROBS } },
-    { { GCUDA_OP_SOFT_MAX }, GCUDAI_CUDA_READS_ALL,    0, false, { GCUDAI_NEED_INNER, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_PACKED, GCUDAI_NEED_SOFT_MAX, GCUDAI_NEED_OF_CHOSEN } },
+    { { GCUDA_OP_SOFT_MAX }, GCUDAI_CUDA_READS_ALL,    0, false, { GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_PACKED, GCUDAI_NEED_SOFT_MAX, GCUDAI_NEED_OF_CHOSEN } },
 };
 // clang-format on
 
@@ -32718,11 +32747,11 @@ struct gcudai_cuda_plan {
 
 // ---- steps ----
 
-// A step for a single node. Products and nodes that pack an operand first need more than one launcher: op is NULL.
+// A step for a single node. Where one launcher is not enough, as for products or to pack an operand first, op is NULL.
 static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
-    const bool is_product = gcudai_is_product(y->op) || y->op == GCUDA_OP_OUT_PROD;
+    const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     gcudai_op_row(y->op)->args(y, &s->args.op);
-    s->op = is_product || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : gcudai_cuda_op_of(y->op);
+    s->op = op->run == NULL || gcudai_cuda_unpacked(y, &s->args.op) != NULL ? NULL : op;
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y, &s->args.op);
     if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);

@@ -871,7 +871,8 @@ static bool may_round_less(const struct gcuda_cgraph * graph) {
     bool may = false;
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
-        may = may || (t->op == GCUDA_OP_SOFT_MAX && t->src[0]->op == GCUDA_OP_SCALE && (t->src[1] != NULL || gcudai_param_f32(t, 0) != 1.0f));
+        if (t->op != GCUDA_OP_SOFT_MAX || t->src[0]->op != GCUDA_OP_SCALE) { continue; }
+        may = may || t->src[1] != NULL || gcudai_soft_max_params_of(t).scale != 1.0f;
     }
     return may;
 }
