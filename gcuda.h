@@ -74,7 +74,7 @@ MEMORY
 
 ERRORS
     A function that can fail returns a gcuda_status, or NULL instead of a pointer, and sets gcuda_last_error() (one per
-    thread): a message with names and numbers. Nothing aborts, exits or prints.
+    thread): a message with names and numbers. Nothing aborts or exits; nothing prints unless GCUDA_LOG asks for it.
 
     A context keeps the first error of its constructors. Constructors return NULL for NULL arguments, so a model can be
     written without a check on each line: gcuda_build_forward_expand returns the status and the message. After
@@ -104,7 +104,7 @@ THREADS
 EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
                    page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
-    Logging:       gcuda_log_set; silent otherwise.
+    Logging:       gcuda_log_set; silent otherwise, unless the environment has GCUDA_LOG=debug, info, warn or error.
     Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or with a pool
                    whose parallel_for hands the work to the program's own job system (examples/embed_engine.c).
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
@@ -330,6 +330,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUDA_PDL                    gcuda_cuda_params.overlap
 //   GCUDA_CUDA_PRODUCT                gcuda_cuda_params.product
 //   GCUDA_CUDA_REGISTER_HOST          gcuda_backend_register_host_buffer_t
+//   GCUDA_LOG                         gcuda_log_set: debug, info, warn or error prints lines of that level and above to
+//                                     stderr while no callback is set; none: no lines; another word: all. debug also
+//                                     says why nodes that nearly fit a fusion pattern of CUDA are not fused
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
 //   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
 //   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
@@ -464,9 +467,9 @@ enum gcuda_log_level {
 };
 typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text, void * user_data);
 
-// Sets the log callback of the process; NULL, the default: no log. The callback gets whole lines of level min_level and above, from
-// any thread, one at a time. It may call getters and gcuda_log_set, whose own log lines are dropped. It must not make, compute
-// or free anything, because the call that logs may hold locks.
+// Sets the log callback of the process; NULL, the default: no log, or that of GCUDA_LOG (>>config). The callback gets whole
+// lines of level min_level and above, from any thread, one at a time. It may call getters and gcuda_log_set, whose own log
+// lines are dropped. It must not make, compute or free anything, because the call that logs may hold locks.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
 // Host memory callbacks. alloc returns `size` bytes aligned to `alignment` (always 64), or NULL. free gets the same size. Several
@@ -7510,10 +7513,11 @@ struct gcudai_globals {
     size_t n_regs, cap_regs;
     gcudai_atomic_i32 cpu_isa; // enum gcuda_cpu_isa, read without the lock; AUTO: not looked for yet
     gcudai_atomic_i32 ignores_env; // 1: gcuda_use_environment(false)
+    gcudai_atomic_i32 env_log; // 1 + level of GCUDA_LOG; 0: not asked yet
     gcudai_atomic_i32 cpu_features; // what gcudai_cpu_detect found, read without the lock; 0: not asked yet
 };
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
-    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 } };
+    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 }, { 0 } };
 
 // Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
 static const char * gcudai_env(const char * name) {
@@ -7614,17 +7618,43 @@ void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, 
     if (!gcudai_is_logging) { gcudai_mutex_unlock(&gcudai_g.log_lock); }
 }
 
+static const char * const gcudai_log_names[] = { "none", "debug", "info", "warn", "error" };
+
+static void gcudai_log_print(enum gcuda_log_level level, const char * text, void * user) {
+    (void) user;
+    fprintf(stderr, "gcuda: %s: %s\n", gcudai_log_names[level], text);
+}
+
+// The level of GCUDA_LOG, which is asked for once; NONE: nothing is printed. A word that is no level counts as debug.
+static enum gcuda_log_level gcudai_log_env(void) {
+    int32_t known = gcudai_atomic_load_i32(&gcudai_g.env_log);
+    if (known == 0) {
+        const char * env = gcudai_env("GCUDA_LOG");
+        int32_t level = env != NULL ? GCUDA_LOG_LEVEL_ERROR : GCUDA_LOG_LEVEL_NONE;
+        while (level >= 0 && env != NULL && strcmp(env, gcudai_log_names[level]) != 0) { --level; }
+        known = 1 + (level >= 0 ? level : GCUDA_LOG_LEVEL_DEBUG);
+        gcudai_atomic_store_i32(&gcudai_g.env_log, known);
+    }
+    return (enum gcuda_log_level) (known - 1);
+}
+
 GCUDAI_PRINTF(2, 3) static void gcudai_log(enum gcuda_log_level level, const char * fmt, ...) {
     if (gcudai_is_logging) { return; } // the callback calls gcuda
     gcudai_mutex_lock(&gcudai_g.log_lock);
-    if (gcudai_g.log != NULL && level >= gcudai_g.log_level) {
+    gcuda_log_callback log = gcudai_g.log;
+    enum gcuda_log_level least = gcudai_g.log_level;
+    if (log == NULL) {
+        least = gcudai_log_env();
+        log = least != GCUDA_LOG_LEVEL_NONE ? gcudai_log_print : NULL;
+    }
+    if (log != NULL && level >= least) {
         char text[GCUDAI_MESSAGE_BYTES];
         va_list args;
         va_start(args, fmt);
         vsnprintf(text, sizeof(text), fmt, args);
         va_end(args);
         gcudai_is_logging = true;
-        gcudai_g.log(level, text, gcudai_g.log_user);
+        log(level, text, gcudai_g.log_user);
         gcudai_is_logging = false;
     }
     gcudai_mutex_unlock(&gcudai_g.log_lock);
@@ -7644,7 +7674,10 @@ struct gcudai_block {
     size_t size; // of raw
 };
 
-void gcuda_use_environment(bool is_used) { gcudai_atomic_store_i32(&gcudai_g.ignores_env, is_used ? 0 : 1); }
+void gcuda_use_environment(bool is_used) {
+    gcudai_atomic_store_i32(&gcudai_g.ignores_env, is_used ? 0 : 1);
+    gcudai_atomic_store_i32(&gcudai_g.env_log, 0);
+}
 
 void gcuda_set_allocator(const struct gcuda_allocator * allocator) {
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -24474,7 +24507,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
     if (gcuda_threadpool_get_n_threads(pool) < p.n_threads) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads", pool->n_workers + 1,
             p.n_threads);
     }
 #endif
@@ -36712,7 +36745,7 @@ void gcuda_shutdown(void) {
     gcudai_g.n_regs = gcudai_g.cap_regs = 0;
     GCUDAI_ZERO(gcudai_g.allocator);
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
-    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
+    gcuda_use_environment(true);
     gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
     gcudai_cuda_forget();
     gcudai_mutex_unlock(&gcudai_g.lock);

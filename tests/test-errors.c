@@ -1,8 +1,14 @@
 // What must be refused: for every constructor NULL, wrong shapes and wrong types, with a message that names the
 // operation and the shape; then parameters, hostile sizes, and how a context keeps its first error.
+#if !defined(_WIN32)
+#define _GNU_SOURCE 1 // setenv, dup2
+#endif
 #include "test-ops.h"
 
 #include <ctype.h>
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
 
 static struct gcuda_context * ctx; // of the running test
 
@@ -1080,3 +1086,43 @@ TEST(a_backend_says_what_it_computes_with) {
     CHECK_HAS(line, "MiB");
     gcuda_backend_free(cpu);
 }
+
+#if !defined(_WIN32)
+// What stderr gets while a CPU backend is made, which logs one debug line; GCUDA_LOG=value, NULL: not set.
+static void stderr_of_a_backend(const char * value, bool is_allowed, char * text, size_t size) {
+    FILE * file = tmpfile();
+    REQUIRE(file != NULL);
+    (void) (value != NULL ? setenv("GCUDA_LOG", value, 1) : unsetenv("GCUDA_LOG"));
+    gcuda_use_environment(is_allowed);
+    fflush(stderr);
+    const int kept = dup(2);
+    REQUIRE(kept >= 0 && dup2(fileno(file), 2) == 2);
+    gcuda_backend_free(gcuda_backend_cpu_init());
+    fflush(stderr);
+    dup2(kept, 2);
+    close(kept);
+    rewind(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+    unsetenv("GCUDA_LOG");
+    gcuda_use_environment(true);
+}
+
+TEST(the_environment_asks_for_a_log) {
+    static const struct { const char * value; bool is_allowed, is_said; } cases[] = {
+        { NULL, true, false }, { "debug", true, true }, { "info", true, false }, { "error", true, false }, { "none", true, false },
+        { "everything", true, true }, { "debug", false, false },
+    };
+    char text[1024], line[256] = "";
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        stderr_of_a_backend(cases[i].value, cases[i].is_allowed, text, sizeof text);
+        CHECK(cases[i].is_said == (strncmp(text, "gcuda: debug: CPU: ", 19) == 0));
+        CHECK(cases[i].is_said || text[0] == '\0');
+    }
+    gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_DEBUG, line); // a callback gets all lines
+    stderr_of_a_backend("debug", true, text, sizeof text);
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+    CHECK(text[0] == '\0');
+    CHECK_HAS(line, "threads");
+}
+#endif
