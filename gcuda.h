@@ -12551,6 +12551,11 @@ static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcu
     return gcudai_op_finish_with(ctx, y, params, size);
 }
 
+// A constructor and its _inplace form. params: of both, in parentheses; then fn and its arguments between ctx and inplace.
+#define GCUDAI_BOTH(name, params, fn, ...)                                                      \
+    struct gcuda_tensor * gcuda_##name params { return fn(ctx, __VA_ARGS__, false); }           \
+    struct gcuda_tensor * gcuda_##name##_inplace params { return fn(ctx, __VA_ARGS__, true); }
+
 // ---- what CPU functions are made of ----
 
 // Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a contiguous tensor
@@ -12571,6 +12576,16 @@ static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     }
     return a;
 }
+
+// The arrays of a node's args: first that of its result, then those of its sources in order. Without a source: no data.
+static void gcudai_arrays(const struct gcuda_tensor * y, struct gcuda_array * const * to, size_t n) {
+    for (size_t i = 0; i < n; ++i) { *to[i] = gcudai_array(i == 0 ? y : y->src[i - 1]); }
+}
+#define GCUDAI_ARRAYS(node, ...)                                                      \
+    do {                                                                              \
+        struct gcuda_array * const gcudai_to[] = { __VA_ARGS__ };                     \
+        gcudai_arrays(node, gcudai_to, sizeof(gcudai_to) / sizeof(gcudai_to[0]));     \
+    } while (0)
 
 static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (char *) a->data + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
@@ -13625,12 +13640,7 @@ static struct gcuda_tensor * gcudai_dup(struct gcuda_context * ctx, struct gcuda
     return gcudai_op_like(ctx, GCUDA_OP_DUP, src, 1, inplace, NULL, 0);
 }
 
-struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_dup(ctx, a, false);
-}
-struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_dup(ctx, a, true);
-}
+GCUDAI_BOTH(dup, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_dup, a)
 
 // What dup, cont and cpy share.
 static gcuda_status gcudai_want_copy(const struct gcuda_tensor * y) {
@@ -13760,9 +13770,7 @@ static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_get_rows_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->get_rows.x = gcudai_array(y->src[0]);
-    args->get_rows.ids = gcudai_array(y->src[1]);
-    args->get_rows.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->get_rows.y, &args->get_rows.x, &args->get_rows.ids);
 }
 
 // An index tensor's element, I32 or I64.
@@ -14021,35 +14029,16 @@ static struct gcuda_tensor * gcudai_set(struct gcuda_context * ctx, struct gcuda
     return gcudai_region(ctx, GCUDA_OP_SET, a, b, nb, offset, inplace);
 }
 
-struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
-    return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, false);
-}
+GCUDAI_BOTH(set, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1,
+    size_t nb2, size_t nb3, size_t offset),
+    gcudai_set, a, b, nb1, nb2, nb3, offset)
 
-struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
-    return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, true);
-}
+GCUDAI_BOTH(set_1d, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset),
+    gcudai_set, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset)
 
-struct gcuda_tensor * gcuda_set_1d(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
-    return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
-}
-
-struct gcuda_tensor * gcuda_set_1d_inplace(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
-    return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
-}
-
-struct gcuda_tensor * gcuda_set_2d(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
-    return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
-}
-
-struct gcuda_tensor * gcuda_set_2d_inplace(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
-    return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
-}
+GCUDAI_BOTH(set_2d, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1,
+    size_t offset),
+    gcudai_set, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset)
 
 // The part of y that b goes to; its data is only there if y has some.
 static struct gcuda_array gcudai_region_of(const struct gcuda_tensor * y) {
@@ -14103,9 +14092,7 @@ static gcuda_status gcudai_set_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_set_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->set.a = gcudai_array(y->src[0]);
-    args->set.b = gcudai_array(y->src[1]);
-    args->set.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->set.y, &args->set.a, &args->set.b);
     args->set.region = gcudai_region_of(y);
 }
 
@@ -14139,15 +14126,9 @@ static struct gcuda_tensor * gcudai_acc(struct gcuda_context * ctx, struct gcuda
     return gcudai_region(ctx, GCUDA_OP_ACC, a, b, nb, offset, inplace);
 }
 
-struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
-    return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, false);
-}
-
-struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
-    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
-    return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, true);
-}
+GCUDAI_BOTH(acc, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1,
+    size_t nb2, size_t nb3, size_t offset),
+    gcudai_acc, a, b, nb1, nb2, nb3, offset)
 
 static gcuda_status gcudai_acc_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
@@ -14383,9 +14364,7 @@ static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_concat_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->concat.a = gcudai_array(y->src[0]);
-    args->concat.b = gcudai_array(y->src[1]);
-    args->concat.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->concat.y, &args->concat.a, &args->concat.b);
     args->concat.dim = gcudai_concat_params_of(y).dim;
 }
 
@@ -14705,12 +14684,8 @@ static struct gcuda_tensor * gcudai_diag_mask(
     return gcudai_op_like(ctx, op, src, 1, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
-    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, false);
-}
-struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
-    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, true);
-}
+GCUDAI_BOTH(diag_mask_inf, (struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past),
+    gcudai_diag_mask, GCUDA_OP_DIAG_MASK_INF, a, n_past)
 
 // Floats of the same type and shape: also of tri and fill.
 static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
@@ -14731,12 +14706,8 @@ static void gcudai_diag_mask_inf_cpu(const union gcuda_args * args, const struct
 }
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
-    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, false);
-}
-struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
-    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, true);
-}
+GCUDAI_BOTH(diag_mask_zero, (struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past),
+    gcudai_diag_mask, GCUDA_OP_DIAG_MASK_ZERO, a, n_past)
 
 static gcuda_status gcudai_diag_mask_zero_check(const struct gcuda_tensor * y) { return gcudai_diag_mask_inf_check(y); }
 static void gcudai_diag_mask_zero_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -14768,12 +14739,7 @@ static struct gcuda_tensor * gcudai_fill(struct gcuda_context * ctx, struct gcud
     return gcudai_op_like(ctx, GCUDA_OP_FILL, src, 1, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) {
-    return gcudai_fill(ctx, a, c, false);
-}
-struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) {
-    return gcudai_fill(ctx, a, c, true);
-}
+GCUDAI_BOTH(fill, (struct gcuda_context * ctx, struct gcuda_tensor * a, float c), gcudai_fill, a, c)
 
 static gcuda_status gcudai_fill_check(const struct gcuda_tensor * y) { return gcudai_want_float_like(y); }
 static void gcudai_fill_cpu(const union gcuda_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
@@ -14890,12 +14856,8 @@ static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcud
     return gcudai_op_like(ctx, op, src, 2, inplace, NULL, 0);
 }
 
-struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, false);
-}
-struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, true);
-}
+GCUDAI_BOTH(add, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b),
+    gcudai_binary, GCUDA_OP_ADD, a, b)
 
 struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     enum gcuda_type type) {
@@ -15022,42 +14984,26 @@ static void gcudai_binary_run(const union gcuda_args * args, const struct gcudai
 GCUDAI_BINARY(add, x + y)
 
 // >>op:sub --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, false);
-}
-struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, true);
-}
+GCUDAI_BOTH(sub, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b),
+    gcudai_binary, GCUDA_OP_SUB, a, b)
 static gcuda_status gcudai_sub_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(sub, x - y)
 
 // >>op:mul --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, false);
-}
-struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, true);
-}
+GCUDAI_BOTH(mul, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b),
+    gcudai_binary, GCUDA_OP_MUL, a, b)
 static gcuda_status gcudai_mul_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(mul, x * y)
 
 // >>op:div --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, false);
-}
-struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, true);
-}
+GCUDAI_BOTH(div, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b),
+    gcudai_binary, GCUDA_OP_DIV, a, b)
 static gcuda_status gcudai_div_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(div, x / y)
 
 // >>op:add1 -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, false);
-}
-struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, true);
-}
+GCUDAI_BOTH(add1, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b),
+    gcudai_binary, GCUDA_OP_ADD1, a, b)
 
 static gcuda_status gcudai_add1_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcuda_is_scalar(y->src[1]), "b must be one element");
@@ -15091,10 +15037,7 @@ static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_add_id_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->add_id.a = gcudai_array(y->src[0]);
-    args->add_id.b = gcudai_array(y->src[1]);
-    args->add_id.ids = gcudai_array(y->src[2]);
-    args->add_id.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->add_id.y, &args->add_id.a, &args->add_id.b, &args->add_id.ids);
 }
 
 static int32_t gcudai_read_i32(const char * p) {
@@ -15232,12 +15175,7 @@ static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcu
     return gcudai_op_like(ctx, GCUDA_OP_UNARY, src, 1, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) {
-    return gcudai_unary(ctx, a, op, false);
-}
-struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) {
-    return gcudai_unary(ctx, a, op, true);
-}
+GCUDAI_BOTH(unary, (struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op), gcudai_unary, a, op)
 
 #define GCUDAI_UNARY(name, ID)                                                                \
     struct gcuda_tensor * gcuda_##name(struct gcuda_context * ctx, struct gcuda_tensor * a) { \
@@ -15501,18 +15439,10 @@ static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_o
     return gcudai_op_like(ctx, op, src, 1, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) {
-    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) {
-    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, true);
-}
-struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) {
-    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, false);
-}
-struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) {
-    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, true);
-}
+GCUDAI_BOTH(scale, (struct gcuda_context * ctx, struct gcuda_tensor * a, float s),
+    gcudai_map, GCUDA_OP_SCALE, a, s, 0.0f)
+GCUDAI_BOTH(scale_bias, (struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b),
+    gcudai_map, GCUDA_OP_SCALE, a, s, b)
 
 static gcuda_status gcudai_scale_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
@@ -15530,52 +15460,27 @@ static void gcudai_map_args(const struct gcuda_tensor * y, union gcuda_args * ar
 GCUDAI_MAP_OP(scale, p[0] * x + p[1])
 
 // >>op:sqr --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, true);
-}
+GCUDAI_BOTH(sqr, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_map, GCUDA_OP_SQR, a, 0.0f, 0.0f)
 static gcuda_status gcudai_sqr_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sqr, x * x)
 
 // >>op:sqrt -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_sqrt_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, true);
-}
+GCUDAI_BOTH(sqrt, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_map, GCUDA_OP_SQRT, a, 0.0f, 0.0f)
 static gcuda_status gcudai_sqrt_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sqrt, sqrtf(x))
 
 // >>op:sin --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sin(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_sin_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, true);
-}
+GCUDAI_BOTH(sin, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_map, GCUDA_OP_SIN, a, 0.0f, 0.0f)
 static gcuda_status gcudai_sin_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sin, sinf(x))
 
 // >>op:cos --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_cos(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_cos_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, true);
-}
+GCUDAI_BOTH(cos, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_map, GCUDA_OP_COS, a, 0.0f, 0.0f)
 static gcuda_status gcudai_cos_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(cos, cosf(x))
 
 // >>op:log --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, true);
-}
+GCUDAI_BOTH(log, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_map, GCUDA_OP_LOG, a, 0.0f, 0.0f)
 static gcuda_status gcudai_log_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(log, logf(x))
 
@@ -15772,12 +15677,7 @@ static struct gcuda_tensor * gcudai_norm(struct gcuda_context * ctx, enum gcuda_
     return gcudai_map(ctx, op, a, eps, 0.0f, inplace);
 }
 
-struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, false);
-}
-struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, true);
-}
+GCUDAI_BOTH(norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, float eps), gcudai_norm, GCUDA_OP_NORM, a, eps)
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
@@ -15812,12 +15712,8 @@ static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_t
 }
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, false);
-}
-struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, true);
-}
+GCUDAI_BOTH(rms_norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, float eps),
+    gcudai_norm, GCUDA_OP_RMS_NORM, a, eps)
 
 static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
@@ -15837,12 +15733,8 @@ static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcud
 }
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, false);
-}
-struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
-    return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, true);
-}
+GCUDAI_BOTH(l2_norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, float eps),
+    gcudai_norm, GCUDA_OP_L2_NORM, a, eps)
 
 static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
@@ -15878,9 +15770,7 @@ static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->rms_norm_back.dy = gcudai_array(y->src[0]);
-    args->rms_norm_back.x = gcudai_array(y->src[1]);
-    args->rms_norm_back.dx = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->rms_norm_back.dx, &args->rms_norm_back.dy, &args->rms_norm_back.x);
     args->rms_norm_back.eps = gcudai_norm_params_of(y).eps;
 }
 
@@ -15923,13 +15813,8 @@ static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struc
     return gcudai_op_like(ctx, GCUDA_OP_GROUP_NORM, src, 1, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) {
-    return gcudai_group_norm(ctx, a, n_groups, eps, false);
-}
-struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
-    float eps) {
-    return gcudai_group_norm(ctx, a, n_groups, eps, true);
-}
+GCUDAI_BOTH(group_norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps),
+    gcudai_group_norm, a, n_groups, eps)
 
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(y);
@@ -16264,9 +16149,7 @@ static gcuda_status gcudai_count_equal_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_count_equal_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->count_equal.a = gcudai_array(y->src[0]);
-    args->count_equal.b = gcudai_array(y->src[1]);
-    args->count_equal.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->count_equal.y, &args->count_equal.a, &args->count_equal.b);
     gcudai_fold(&args->count_equal.a, &args->count_equal.b, 1);
 }
 
@@ -16310,20 +16193,10 @@ static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct 
     return gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX, src, 2, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, false);
-}
-struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, true);
-}
-struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * mask, float scale, float max_bias) {
-    return gcudai_soft_max(ctx, a, mask, scale, max_bias, false);
-}
-struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * mask, float scale, float max_bias) {
-    return gcudai_soft_max(ctx, a, mask, scale, max_bias, true);
-}
+GCUDAI_BOTH(soft_max, (struct gcuda_context * ctx, struct gcuda_tensor * a), gcudai_soft_max, a, NULL, 1.0f, 0.0f)
+GCUDAI_BOTH(soft_max_ext, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask,
+    float scale, float max_bias),
+    gcudai_soft_max, a, mask, scale, max_bias)
 
 gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
     static const enum gcuda_op ops[] = { GCUDA_OP_SOFT_MAX, GCUDA_OP_NONE };
@@ -16363,10 +16236,7 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->soft_max.x = gcudai_array(y->src[0]);
-    args->soft_max.mask = gcudai_array(y->src[1]);
-    args->soft_max.sinks = gcudai_array(y->src[2]);
-    args->soft_max.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->soft_max.y, &args->soft_max.x, &args->soft_max.mask, &args->soft_max.sinks);
     args->soft_max.scale = gcudai_soft_max_params_of(y).scale;
     args->soft_max.max_bias = gcudai_soft_max_params_of(y).max_bias;
 }
@@ -16546,14 +16416,9 @@ static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, st
     return gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX_BACK, src, 2, inplace, &p, sizeof(p));
 }
 
-struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, float scale, float max_bias) {
-    return gcudai_soft_max_back(ctx, a, b, scale, max_bias, false);
-}
-struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor * b, float scale, float max_bias) {
-    return gcudai_soft_max_back(ctx, a, b, scale, max_bias, true);
-}
+GCUDAI_BOTH(soft_max_ext_back, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    float scale, float max_bias),
+    gcudai_soft_max_back, a, b, scale, max_bias)
 
 static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
@@ -16565,9 +16430,7 @@ static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->soft_max_back.dy = gcudai_array(y->src[0]);
-    args->soft_max_back.y = gcudai_array(y->src[1]);
-    args->soft_max_back.dx = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->soft_max_back.dx, &args->soft_max_back.dy, &args->soft_max_back.y);
     args->soft_max_back.scale = gcudai_soft_max_params_of(y).scale;
 }
 
@@ -16613,14 +16476,8 @@ static struct gcuda_tensor * gcudai_rope_plain(
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, p, NULL, inplace);
 }
 
-struct gcuda_tensor * gcuda_rope(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
-    return gcudai_rope_plain(ctx, a, b, n_dims, mode, false);
-}
-struct gcuda_tensor * gcuda_rope_inplace(
-    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
-    return gcudai_rope_plain(ctx, a, b, n_dims, mode, true);
-}
+GCUDAI_BOTH(rope, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode),
+    gcudai_rope_plain, a, b, n_dims, mode)
 
 // A public function; the parameters between b and mode come last.
 #define GCUDAI_ROPE(name, OP, c, sections, inplace, ...)                                                              \
@@ -16692,10 +16549,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
 
 static void gcudai_rope_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rope_args * p = &args->rope;
-    p->x = gcudai_array(y->src[0]);
-    p->pos = gcudai_array(y->src[1]);
-    p->factors = gcudai_array(y->src[2]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->x, &p->pos, &p->factors);
     p->is_back = y->op == GCUDA_OP_ROPE_BACK;
     const struct gcudai_rope_params params = gcudai_rope_params_of(y);
     p->n_dims = params.n_dims;
@@ -17577,9 +17431,7 @@ static gcuda_status gcudai_mul_mat_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->mul_mat.a = gcudai_array(y->src[0]);
-    args->mul_mat.b = gcudai_array(y->src[1]);
-    args->mul_mat.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->mul_mat.y, &args->mul_mat.a, &args->mul_mat.b);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
     args->mul_mat.is_prequantized = false;
     args->mul_mat.hint = (enum gcuda_hint) gcudai_mul_mat_params_of(y).hint;
@@ -17820,10 +17672,7 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->mul_mat_id.as = gcudai_array(y->src[0]);
-    args->mul_mat_id.b = gcudai_array(y->src[1]);
-    args->mul_mat_id.ids = gcudai_array(y->src[2]);
-    args->mul_mat_id.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->mul_mat_id.y, &args->mul_mat_id.as, &args->mul_mat_id.b, &args->mul_mat_id.ids);
     args->mul_mat_id.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
 }
 
@@ -17994,9 +17843,7 @@ static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->out_prod.a = gcudai_array(y->src[0]);
-    args->out_prod.b = gcudai_array(y->src[1]);
-    args->out_prod.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->out_prod.y, &args->out_prod.a, &args->out_prod.b);
     args->out_prod.prec = (enum gcuda_prec) gcudai_mul_mat_params_of(y).prec;
 }
 
@@ -18200,12 +18047,7 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
 
 static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_flash_attn_ext_args * p = &args->flash_attn_ext;
-    p->q = gcudai_array(y->src[0]);
-    p->k = gcudai_array(y->src[1]);
-    p->v = gcudai_array(y->src[2]);
-    p->mask = gcudai_array(y->src[3]);
-    p->sinks = gcudai_array(y->src[4]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->q, &p->k, &p->v, &p->mask, &p->sinks);
     const struct gcudai_flash_attn_ext_params params = gcudai_flash_attn_ext_params_of(y);
     p->scale = params.scale;
     p->max_bias = params.max_bias;
@@ -19187,9 +19029,7 @@ struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_t
 
 static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_im2col_3d_args * p = &args->im2col_3d;
-    p->kernel = gcudai_array(y->src[0]);
-    p->x = gcudai_array(y->src[1]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->kernel, &p->x);
     const struct gcudai_im2col_3d_params params = gcudai_im2col_3d_params_of(y);
     p->channels = params.channels;
     for (int i = 0; i < 3; ++i) {
@@ -19634,9 +19474,7 @@ struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct
 
 static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_conv_transpose_args * p = &args->conv_transpose;
-    p->kernel = gcudai_array(y->src[0]);
-    p->x = gcudai_array(y->src[1]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->kernel, &p->x);
     const struct gcudai_conv_transpose_params params = gcudai_conv_transpose_params_of(y);
     p->stride = params.stride;
     p->prec = y->op == GCUDA_OP_CONV_TRANSPOSE_2D ? (enum gcuda_prec) params.prec : GCUDA_PREC_DEFAULT;
@@ -20326,9 +20164,7 @@ static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->ssm_conv.x = gcudai_array(y->src[0]);
-    args->ssm_conv.c = gcudai_array(y->src[1]);
-    args->ssm_conv.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->ssm_conv.y, &args->ssm_conv.x, &args->ssm_conv.c);
     args->ssm_conv.bias = gcudai_array(NULL);
     args->ssm_conv.is_activated = false;
 }
@@ -20422,14 +20258,7 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
 
 static void gcudai_ssm_scan_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_ssm_scan_args * p = &args->ssm_scan;
-    p->s = gcudai_array(y->src[0]);
-    p->x = gcudai_array(y->src[1]);
-    p->dt = gcudai_array(y->src[2]);
-    p->a = gcudai_array(y->src[3]);
-    p->b = gcudai_array(y->src[4]);
-    p->c = gcudai_array(y->src[5]);
-    p->ids = gcudai_array(y->src[6]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->s, &p->x, &p->dt, &p->a, &p->b, &p->c, &p->ids);
 }
 
 // An item is one channel of one head of one sequence, over all tokens.
@@ -20622,13 +20451,7 @@ static gcuda_status gcudai_rwkv_wkv6_check(const struct gcuda_tensor * y) { retu
 
 static void gcudai_rwkv_wkv6_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
-    p->k = gcudai_array(y->src[0]);
-    p->v = gcudai_array(y->src[1]);
-    p->r = gcudai_array(y->src[2]);
-    p->tf = gcudai_array(y->src[3]);
-    p->td = gcudai_array(y->src[4]);
-    p->state = gcudai_array(y->src[5]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->k, &p->v, &p->r, &p->tf, &p->td, &p->state);
 }
 
 // One key of one token over n values: y += r * (tf * k * v + w), w = w * td + k * v.
@@ -20685,12 +20508,7 @@ static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y
 
 static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
-    p->k = gcudai_array(y->src[0]);
-    p->v = gcudai_array(y->src[1]);
-    p->q = gcudai_array(y->src[2]);
-    p->g = gcudai_array(y->src[3]);
-    p->state = gcudai_array(y->src[4]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->k, &p->v, &p->q, &p->g, &p->state);
     p->scale = gcudai_gated_linear_attn_params_of(y).scale;
 }
 
@@ -20743,14 +20561,7 @@ static gcuda_status gcudai_rwkv_wkv7_check(const struct gcuda_tensor * y) { retu
 
 static void gcudai_rwkv_wkv7_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
-    p->r = gcudai_array(y->src[0]);
-    p->w = gcudai_array(y->src[1]);
-    p->k = gcudai_array(y->src[2]);
-    p->v = gcudai_array(y->src[3]);
-    p->a = gcudai_array(y->src[4]);
-    p->b = gcudai_array(y->src[5]);
-    p->state = gcudai_array(y->src[6]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->r, &p->w, &p->k, &p->v, &p->a, &p->b, &p->state);
 }
 
 // One value of one token: row = row * w + v * k + sa * b; returns the sum of row * r.
@@ -20831,9 +20642,7 @@ static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_solve_tri_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->solve_tri.a = gcudai_array(y->src[0]);
-    args->solve_tri.b = gcudai_array(y->src[1]);
-    args->solve_tri.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->solve_tri.y, &args->solve_tri.a, &args->solve_tri.b);
 }
 
 // An item is a block of columns of one right side.
