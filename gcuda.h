@@ -2653,8 +2653,7 @@ GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
 // Node i; i < 0 counts from the end. NULL: out of range.
 GCUDA_API struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i);
 // The first leaf, otherwise the first node, with this name; NULL: none.
-GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
-    const struct gcuda_cgraph * graph, const char * name);
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, const char * name);
 // How often nodes of the graph have the tensor as a source; 0 if it is not in the graph.
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
@@ -2724,8 +2723,7 @@ struct gcuda_tallocr {
 };
 GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
 // ALLOC_FAILED: the buffer is full. INVALID_ARGUMENT: the tensor has memory already, or is a view.
-GCUDA_API gcuda_status gcuda_tallocr_alloc(
-    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor);
+GCUDA_API gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor);
 
 // Graph allocator: places the tensors of a graph so that tensors with overlapping lifetimes do not overlap in memory. Tensors that have
 // data already are not moved. Used by one thread at a time. After a failure it can be used again or freed.
@@ -3021,8 +3019,7 @@ GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
 // Waits for all queued work. Returns its failures, and INVALID_DATA for an index out of range in data.
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
 // Computes the graph and waits for the results.
-GCUDA_API gcuda_status gcuda_backend_graph_compute(
-    gcuda_backend_t backend, struct gcuda_cgraph * graph);
+GCUDA_API gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph);
 // Returns when all work is queued (CPU: finished). The graph, its tensors and their context are not read afterwards: they may be freed
 // or changed before the backend is synchronized. The tensors' memory (see gcuda_backend_buffer_free) and the userdata of custom
 // operations must stay valid until then.
@@ -3091,8 +3088,7 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(
 GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
 // Adds a third-party reg, which must outlive the library's use, up to gcuda_shutdown. Again: no effect. INVALID_ARGUMENT: NULL, or another
 // api_version.
-GCUDA_API gcuda_status gcuda_backend_register(
-    gcuda_backend_reg_t reg);
+GCUDA_API gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index); // NULL when out of range
 // By name, such as "CPU" (reg and device), "CUDA" (reg) or "CUDA0" (device); case is ignored. By type: the first device. NULL: none; for
@@ -3205,12 +3201,10 @@ typedef bool (*gcuda_abort_callback)(void * data);
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL: out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
 // Threads per graph, including the caller's, at most GCUDA_MAX_N_THREADS; <= 0: the pool's number, otherwise the default.
-GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
-    gcuda_backend_t backend, int n_threads);
+GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads);
 // A pool for later graphs; it stays the caller's and must outlive the backend's use. The previous one is paused. NULL: the backend makes
 // a pool itself.
-GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
-    gcuda_backend_t backend, struct gcuda_threadpool * threadpool);
+GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend, struct gcuda_threadpool * threadpool);
 // Called about every 10 ms or more often while a graph runs; true ends the graph with GCUDA_STATUS_ABORTED. A task of a custom operation
 // is not interrupted. NULL: no callback.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
@@ -7658,9 +7652,7 @@ void gcuda_use_environment(bool is_used) {
 void gcuda_set_allocator(const struct gcuda_allocator * allocator) {
     gcudai_mutex_lock(&gcudai_g.lock);
     GCUDAI_ZERO(gcudai_g.allocator);
-    if (allocator != NULL && allocator->alloc != NULL && allocator->free != NULL) {
-        gcudai_g.allocator = *allocator;
-    }
+    if (allocator != NULL && allocator->alloc != NULL && allocator->free != NULL) { gcudai_g.allocator = *allocator; }
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
@@ -7685,16 +7677,10 @@ static void * gcudai_alloc(size_t size) {
 }
 
 static void gcudai_free(void * ptr) {
-    if (ptr == NULL) {
-        return;
-    }
+    if (ptr == NULL) { return; }
     struct gcudai_block b;
     memcpy(&b, (char *) ptr - sizeof(b), sizeof(b));
-    if (b.from.alloc) {
-        b.from.free(b.from.user, b.raw, b.size);
-    } else {
-        GCUDA_FREE(b.raw);
-    }
+    if (b.from.alloc) { b.from.free(b.from.user, b.raw, b.size); } else { GCUDA_FREE(b.raw); }
 }
 
 // =====================================================================================================
@@ -7702,34 +7688,26 @@ static void gcudai_free(void * ptr) {
 // =====================================================================================================
 
 static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
-    if (a != 0 && b > SIZE_MAX / a) {
-        return false;
-    }
+    if (a != 0 && b > SIZE_MAX / a) { return false; }
     *out = a * b;
     return true;
 }
 
 static bool gcudai_add_size(size_t a, size_t b, size_t * out) {
-    if (b > SIZE_MAX - a) {
-        return false;
-    }
+    if (b > SIZE_MAX - a) { return false; }
     *out = a + b;
     return true;
 }
 
 // For non-negative numbers.
 static bool gcudai_mul_i64(int64_t a, int64_t b, int64_t * out) {
-    if (a < 0 || b < 0 || (a != 0 && b > INT64_MAX / a)) {
-        return false;
-    }
+    if (a < 0 || b < 0 || (a != 0 && b > INT64_MAX / a)) { return false; }
     *out = a * b;
     return true;
 }
 
 static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
-    if (a < 0 || b < 0 || b > INT64_MAX - a) {
-        return false;
-    }
+    if (a < 0 || b < 0 || b > INT64_MAX - a) { return false; }
     *out = a + b;
     return true;
 }
@@ -7744,9 +7722,7 @@ static void * gcudai_calloc(size_t n, size_t size) {
         return NULL;
     }
     void * ptr = gcudai_alloc(bytes);
-    if (ptr != NULL) {
-        memset(ptr, 0, bytes);
-    }
+    if (ptr != NULL) { memset(ptr, 0, bytes); }
     return ptr;
 }
 
@@ -8441,9 +8417,7 @@ static void gcudai_load(enum gcuda_type type, const char * p, size_t nb0, int64_
         t->to_float(p, out, n);
         return;
     }
-    for (int64_t i = 0; i < n; ++i) {
-        t->to_float(p + (size_t) i * nb0, out + i, 1);
-    }
+    for (int64_t i = 0; i < n; ++i) { t->to_float(p + (size_t) i * nb0, out + i, 1); }
 }
 
 static void gcudai_store(enum gcuda_type type, char * p, size_t nb0, int64_t n, const float * in) {
@@ -8452,9 +8426,7 @@ static void gcudai_store(enum gcuda_type type, char * p, size_t nb0, int64_t n, 
         t->from_float_ref(in, p, n);
         return;
     }
-    for (int64_t i = 0; i < n; ++i) {
-        t->from_float_ref(in + i, p + (size_t) i * nb0, 1);
-    }
+    for (int64_t i = 0; i < n; ++i) { t->from_float_ref(in + i, p + (size_t) i * nb0, 1); }
 }
 
 static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
@@ -8469,14 +8441,10 @@ static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
 // Layout from shape, the one place where sizes are computed: fills contiguous strides and the bytes they span.
 static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size_t * nb, size_t * n_bytes) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
-    if (t == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type);
-    }
+    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type); }
     bool is_ok = true;
     int64_t n_elements = 1;
-    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        is_ok = is_ok && ne[i] >= 0;
-    }
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) { is_ok = is_ok && ne[i] >= 0; }
     if (is_ok && ne[0] % t->blck_size != 0) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "rows of %lld elements are not whole blocks of %lld (%s)",
                            (long long) ne[0], (long long) t->blck_size, t->type_name);
@@ -8509,9 +8477,7 @@ static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes)
     size_t nb[GCUDA_MAX_DIMS], dense = 0, span = 0, step = 0;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, nb, &dense));
     *n_bytes = 0;
-    if (gcuda_is_empty(t)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (gcuda_is_empty(t)) { return GCUDA_STATUS_SUCCESS; }
     const int64_t block = gcuda_blck_size(t->type);
     bool is_ok = block > 1
                      ? gcudai_mul_size((size_t) (t->ne[0] / block), t->nb[0], &span)
@@ -8542,14 +8508,10 @@ static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes)
 
 size_t gcuda_nbytes(const struct gcuda_tensor * tensor) {
     const int64_t block = tensor ? gcuda_blck_size(tensor->type) : 0;
-    if (block == 0 || gcuda_is_empty(tensor)) {
-        return 0;
-    }
+    if (block == 0 || gcuda_is_empty(tensor)) { return 0; }
     size_t n = block == 1 ? gcuda_type_size(tensor->type) + (size_t) (tensor->ne[0] - 1) * tensor->nb[0]
                           : (size_t) (tensor->ne[0] / block) * tensor->nb[0];
-    for (int i = 1; i < GCUDA_MAX_DIMS; ++i) {
-        n += (size_t) (tensor->ne[i] - 1) * tensor->nb[i];
-    }
+    for (int i = 1; i < GCUDA_MAX_DIMS; ++i) { n += (size_t) (tensor->ne[i] - 1) * tensor->nb[i]; }
     return n;
 }
 
@@ -8562,9 +8524,7 @@ int64_t gcuda_nrows(const struct gcuda_tensor * t) { return t ? t->ne[1] * t->ne
 
 int gcuda_n_dims(const struct gcuda_tensor * tensor) {
     for (int i = GCUDA_MAX_DIMS - 1; tensor != NULL && i >= 1; --i) {
-        if (tensor->ne[i] > 1) {
-            return i + 1;
-        }
+        if (tensor->ne[i] > 1) { return i + 1; }
     }
     return tensor != NULL;
 }
@@ -8588,15 +8548,11 @@ bool gcuda_is_permuted(const struct gcuda_tensor * t) {
 static bool gcudai_is_contiguous_n(const struct gcuda_tensor * t, int n) {
     const size_t block = t ? (size_t) gcuda_blck_size(t->type) : 0;
     size_t expect = gcuda_element_size(t);
-    if (block == 0 || ((size_t) t->ne[0] != block && t->nb[0] != expect)) {
-        return false;
-    }
+    if (block == 0 || ((size_t) t->ne[0] != block && t->nb[0] != expect)) { return false; }
     expect *= (size_t) t->ne[0] / block;
     for (int i = 1; i < GCUDA_MAX_DIMS; ++i) {
         if (i > n) {
-            if (t->ne[i] != 1 && t->nb[i] != expect) {
-                return false;
-            }
+            if (t->ne[i] != 1 && t->nb[i] != expect) { return false; }
             expect *= (size_t) t->ne[i];
         } else {
             expect = (size_t) t->ne[i] * t->nb[i];
@@ -8620,9 +8576,7 @@ bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * t) {
 }
 
 bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) { // strides of dimensions of one element do not count
-    if (t == NULL) {
-        return false;
-    }
+    if (t == NULL) { return false; }
     const size_t pixel = t->ne[0] == 1 ? t->nb[2] : t->nb[0];
     return t->nb[2] == gcuda_type_size(t->type) && (t->ne[0] == 1 || pixel > t->nb[2]) && (t->ne[1] == 1 || t->nb[1] > pixel);
 }
@@ -8640,16 +8594,10 @@ bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_ten
 }
 
 bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
-    if (small == NULL || big == NULL) {
-        return false;
-    }
-    if (gcuda_is_empty(small)) {
-        return gcuda_is_empty(big);
-    }
+    if (small == NULL || big == NULL) { return false; }
+    if (gcuda_is_empty(small)) { return gcuda_is_empty(big); }
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        if (big->ne[i] % small->ne[i] != 0) {
-            return false;
-        }
+        if (big->ne[i] % small->ne[i] != 0) { return false; }
     }
     return true;
 }
@@ -8667,9 +8615,7 @@ void gcuda_unravel_index(
     int64_t * const out[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t ne = tensor != NULL && tensor->ne[d] > 0 ? tensor->ne[d] : 1;
-        if (out[d] != NULL) {
-            *out[d] = i % ne;
-        }
+        if (out[d] != NULL) { *out[d] = i % ne; }
         i /= ne;
     }
 }
@@ -8717,9 +8663,7 @@ static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, 
         return NULL;
     }
     struct gcudai_arena_block * b = (struct gcudai_arena_block *) gcudai_alloc(bytes);
-    if (b == NULL) {
-        return NULL;
-    }
+    if (b == NULL) { return NULL; }
     b->next = ctx->block;
     b->base = memory ? (char *) memory : (char *) b + header;
     b->size = size;
@@ -8735,9 +8679,7 @@ struct gcuda_context * gcuda_init(struct gcuda_init_params params) {
         return NULL;
     }
     struct gcuda_context * ctx = (struct gcuda_context *) gcudai_calloc(1, sizeof(struct gcuda_context));
-    if (ctx == NULL) {
-        return NULL;
-    }
+    if (ctx == NULL) { return NULL; }
     ctx->no_alloc = params.no_alloc;
     ctx->is_growing = params.mem_size == 0;
     if (params.mem_size != 0 && gcudai_arena_add(ctx, params.mem_buffer, params.mem_size) == NULL) {
@@ -8748,9 +8690,7 @@ struct gcuda_context * gcuda_init(struct gcuda_init_params params) {
 }
 
 void gcuda_free(struct gcuda_context * ctx) {
-    if (ctx == NULL) {
-        return;
-    }
+    if (ctx == NULL) { return; }
     while (ctx->block != NULL) {
         struct gcudai_arena_block * next = ctx->block->next;
         gcudai_free(ctx->block);
@@ -8760,17 +8700,13 @@ void gcuda_free(struct gcuda_context * ctx) {
 }
 
 void gcuda_reset(struct gcuda_context * ctx) {
-    if (ctx == NULL) {
-        return;
-    }
+    if (ctx == NULL) { return; }
     while (ctx->block != NULL && ctx->block->next != NULL) { // the newest block is the largest: keep that one
         struct gcudai_arena_block * older = ctx->block->next;
         ctx->block->next = older->next;
         gcudai_free(older);
     }
-    if (ctx->block != NULL) {
-        ctx->block->used = (size_t) (-(uintptr_t) ctx->block->base) % GCUDA_MEM_ALIGN;
-    }
+    if (ctx->block != NULL) { ctx->block->used = (size_t) (-(uintptr_t) ctx->block->base) % GCUDA_MEM_ALIGN; }
     ctx->first = ctx->last = NULL;
     gcuda_context_clear_error(ctx);
 }
@@ -8797,34 +8733,26 @@ static void gcudai_latch(struct gcuda_context * ctx, gcuda_status status) {
 
 size_t gcuda_used_mem(const struct gcuda_context * ctx) {
     size_t used = 0;
-    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) {
-        used += b->used;
-    }
+    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) { used += b->used; }
     return used;
 }
 
 size_t gcuda_get_mem_size(const struct gcuda_context * ctx) {
     size_t size = 0;
-    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) {
-        size += b->size;
-    }
+    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) { size += b->size; }
     return size;
 }
 
 void * gcuda_get_mem_buffer(const struct gcuda_context * ctx) {
     const struct gcudai_arena_block * b = ctx ? ctx->block : NULL;
-    while (b != NULL && b->next != NULL) {
-        b = b->next;
-    }
+    while (b != NULL && b->next != NULL) { b = b->next; }
     return b ? b->base : NULL;
 }
 
 bool gcuda_get_no_alloc(const struct gcuda_context * ctx) { return ctx != NULL && ctx->no_alloc; }
 
 void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc) {
-    if (ctx != NULL) {
-        ctx->no_alloc = no_alloc;
-    }
+    if (ctx != NULL) { ctx->no_alloc = no_alloc; }
 }
 
 // An object of the arena, its payload uninitialised. Latches on failure.
@@ -8858,11 +8786,7 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
     o->prev = ctx->last;
     o->size = size;
     o->kind = kind;
-    if (ctx->last) {
-        ctx->last->next = o;
-    } else {
-        ctx->first = o;
-    }
+    if (ctx->last) { ctx->last->next = o; } else { ctx->first = o; }
     ctx->last = o;
     return (char *) o + GCUDAI_OBJECT_BYTES_PADDED;
 }
@@ -8874,15 +8798,9 @@ static struct gcudai_object * gcudai_object_of(const void * payload) {
 // Takes the newest object back.
 static void gcudai_object_pop(struct gcuda_context * ctx, void * payload) {
     struct gcudai_object * o = gcudai_object_of(payload);
-    if (o != ctx->last) {
-        return;
-    }
+    if (o != ctx->last) { return; }
     ctx->last = o->prev;
-    if (o->prev) {
-        o->prev->next = NULL;
-    } else {
-        ctx->first = NULL;
-    }
+    if (o->prev) { o->prev->next = NULL; } else { ctx->first = NULL; }
     ctx->block->used -= GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(o->size, GCUDA_MEM_ALIGN);
 }
 
@@ -8891,9 +8809,7 @@ void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes) {
 }
 
 static struct gcuda_tensor * gcudai_next_tensor(const struct gcudai_object * o) {
-    while (o != NULL && o->kind != GCUDAI_OBJECT_TENSOR) {
-        o = o->next;
-    }
+    while (o != NULL && o->kind != GCUDAI_OBJECT_TENSOR) { o = o->next; }
     return o ? (struct gcuda_tensor *) (void *) ((char *) (uintptr_t) o + GCUDAI_OBJECT_BYTES_PADDED) : NULL;
 }
 
@@ -8909,9 +8825,7 @@ struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, co
 struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name) {
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL && name != NULL;
          t = gcuda_get_next_tensor(ctx, t)) {
-        if (strcmp(t->name, name) == 0) {
-            return t;
-        }
+        if (strcmp(t->name, name) == 0) { return t; }
     }
     return NULL;
 }
@@ -8958,9 +8872,7 @@ static struct gcuda_tensor * gcudai_tensor_new(
     const bool has_data = view_src == NULL && !ctx->no_alloc;
     struct gcuda_tensor * t =
         (struct gcuda_tensor *) gcudai_object_new(ctx, GCUDAI_OBJECT_TENSOR, head + (has_data ? n_bytes : 0));
-    if (t == NULL) {
-        return NULL;
-    }
+    if (t == NULL) { return NULL; }
     memset(t, 0, sizeof(*t));
     t->type = type;
     memcpy(t->ne, ne, sizeof(t->ne));
@@ -9020,17 +8932,13 @@ static struct gcuda_tensor * gcudai_new_scalar(struct gcuda_context * ctx, enum 
 
 struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value) {
     struct gcuda_tensor * t = gcudai_new_scalar(ctx, GCUDA_TYPE_I32);
-    if (t != NULL) {
-        memcpy(t->data, &value, sizeof(value));
-    }
+    if (t != NULL) { memcpy(t->data, &value, sizeof(value)); }
     return t;
 }
 
 struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value) {
     struct gcuda_tensor * t = gcudai_new_scalar(ctx, GCUDA_TYPE_F32);
-    if (t != NULL) {
-        memcpy(t->data, &value, sizeof(value));
-    }
+    if (t != NULL) { memcpy(t->data, &value, sizeof(value)); }
     return t;
 }
 
@@ -9085,21 +8993,15 @@ struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char
 }
 
 void gcuda_set_input(struct gcuda_tensor * tensor) {
-    if (tensor != NULL) {
-        tensor->flags |= GCUDA_TENSOR_FLAG_INPUT;
-    }
+    if (tensor != NULL) { tensor->flags |= GCUDA_TENSOR_FLAG_INPUT; }
 }
 
 void gcuda_set_output(struct gcuda_tensor * tensor) {
-    if (tensor != NULL) {
-        tensor->flags |= GCUDA_TENSOR_FLAG_OUTPUT;
-    }
+    if (tensor != NULL) { tensor->flags |= GCUDA_TENSOR_FLAG_OUTPUT; }
 }
 
 void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
-    if (tensor != NULL) {
-        tensor->flags |= GCUDA_TENSOR_FLAG_DYNAMIC;
-    }
+    if (tensor != NULL) { tensor->flags |= GCUDA_TENSOR_FLAG_DYNAMIC; }
 }
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
@@ -9226,9 +9128,7 @@ float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i
 static gcuda_status gcudai_set_at(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, double value,
     const char * what) {
     char * p = gcudai_element(tensor, i0, i1, i2, i3, what);
-    if (p == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (p == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     gcudai_set_number(tensor->type, p, value);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9246,9 +9146,7 @@ gcuda_status gcuda_set_i32_nd(
 int32_t gcuda_get_i32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     const char * p = gcudai_element(tensor, i0, i1, i2, i3, "get_i32");
     int32_t value = 0;
-    if (p != NULL) {
-        gcudai_set_number(GCUDA_TYPE_I32, (char *) &value, gcudai_get_number(tensor->type, p));
-    }
+    if (p != NULL) { gcudai_set_number(GCUDA_TYPE_I32, (char *) &value, gcudai_get_number(tensor->type, p)); }
     return value;
 }
 
@@ -9286,12 +9184,8 @@ gcuda_status gcuda_set_i32_1d(struct gcuda_tensor * tensor, int64_t i, int32_t v
 }
 
 static gcuda_status gcudai_set_all(struct gcuda_tensor * tensor, double value, const char * what) {
-    if (tensor != NULL && gcuda_is_empty(tensor)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    if (gcudai_element(tensor, 0, 0, 0, 0, what) == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (tensor != NULL && gcuda_is_empty(tensor)) { return GCUDA_STATUS_SUCCESS; }
+    if (gcudai_element(tensor, 0, 0, 0, 0, what) == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const int64_t n = gcuda_nelements(tensor);
     for (int64_t i = 0; i < n; ++i) {
         int64_t at[GCUDA_MAX_DIMS];
@@ -9485,9 +9379,7 @@ static uint32_t gcudai_ld32(const void * p) {
     return v;
 }
 
-static float gcudai_ldh(const void * p) {
-    return gcudai_fp16_to_fp32(gcudai_ld16(p));
-}
+static float gcudai_ldh(const void * p) { return gcudai_fp16_to_fp32(gcudai_ld16(p)); }
 
 // Sums of 32 values from the sums of their codes and of the quotients value / d, which cannot overflow.
 static void gcudai_q_sums(const struct gcudai_q_col * c, float d, const int sum[2], const float exact[2]) {
@@ -9566,9 +9458,7 @@ static void gcudai_codes_q4_1(GCUDAI_CODES_ARGS) {
 
 // adds 16 to code i if bit i of qh is set
 static void gcudai_fifth_bits(uint32_t qh, uint8_t * q) {
-    for (int i = 0; i < 32; ++i) {
-        q[i] = (uint8_t) (q[i] | ((qh >> i & 1) << 4));
-    }
+    for (int i = 0; i < 32; ++i) { q[i] = (uint8_t) (q[i] | ((qh >> i & 1) << 4)); }
 }
 
 static void gcudai_codes_q5_0(GCUDAI_CODES_ARGS) {
@@ -9688,18 +9578,14 @@ static void gcudai_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
 static void gcudai_codes_q4_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
         gcudai_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            gcudai_nibbles(w + 16 + 32 * h, 32, q + 64 * h, q + 64 * h + 32);
-        }
+        for (int h = 0; h < 4; ++h) { gcudai_nibbles(w + 16 + 32 * h, 32, q + 64 * h, q + 64 * h + 32); }
     }
 }
 
 static void gcudai_codes_q5_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         gcudai_q4_k_floats(w, sc, mn);
-        for (int h = 0; h < 4; ++h) {
-            gcudai_nibbles(w + 48 + 32 * h, 32, q + 64 * h, q + 64 * h + 32);
-        }
+        for (int h = 0; h < 4; ++h) { gcudai_nibbles(w + 48 + 32 * h, 32, q + 64 * h, q + 64 * h + 32); }
         for (int g = 0; g < 8; ++g) { gcudai_high_bits(w + 16, g, 1, 4, q + 32 * g); }
     }
 }
@@ -9730,18 +9616,14 @@ static uint64_t gcudai_iq4_xs_scales(const uint8_t * w) {
 static void gcudai_iq4_xs_floats(const uint8_t * w, float * sc) {
     const float d = gcudai_ldh(w);
     const uint64_t scales = gcudai_iq4_xs_scales(w);
-    for (int g = 0; g < 8; ++g) {
-        sc[g] = d * (float) ((int) (scales >> (8 * g) & 63) - 32);
-    }
+    for (int g = 0; g < 8; ++g) { sc[g] = d * (float) ((int) (scales >> (8 * g) & 63) - 32); }
 }
 
 static void gcudai_codes_iq4_xs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
         gcudai_iq4_xs_floats(w, sc);
-        for (int g = 0; g < 8; ++g, q += 32) {
-            gcudai_codes_table16(w + 8 + 16 * g, gcudai_kvalues_iq4nl, q);
-        }
+        for (int g = 0; g < 8; ++g, q += 32) { gcudai_codes_table16(w + 8 + 16 * g, gcudai_kvalues_iq4nl, q); }
     }
 }
 
@@ -9780,9 +9662,7 @@ static void gcudai_codes_iq2_xs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 74, sc += 16) {
         const float d = gcudai_ldh(w);
-        for (int g = 0; g < 16; ++g) {
-            sc[g] = d * (0.5f + (float) (w[66 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f;
-        }
+        for (int g = 0; g < 16; ++g) { sc[g] = d * (0.5f + (float) (w[66 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f; }
         for (int g = 0; g < 32; ++g, q += 8) {
             const uint32_t c = gcudai_ld16(w + 2 + 2 * g);
             const uint64_t v = gcudai_iq2_entry(gcudai_grid_iq2xs[c & 511]);
@@ -9796,9 +9676,7 @@ static void gcudai_codes_iq2_s(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 82, sc += 16) {
         const float d = gcudai_ldh(w);
-        for (int g = 0; g < 16; ++g) {
-            sc[g] = d * (0.5f + (float) (w[74 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f;
-        }
+        for (int g = 0; g < 16; ++g) { sc[g] = d * (0.5f + (float) (w[74 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f; }
         for (int g = 0; g < 32; ++g, q += 8) {
             const int c = w[2 + g] | (w[66 + g / 4] >> (g % 4 * 2) & 3) << 8;
             const uint64_t v = gcudai_iq2_entry(gcudai_grid_iq2s[c]);
@@ -9829,9 +9707,7 @@ static void gcudai_codes_iq3_s(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 110, sc += 8) {
         const float d = gcudai_ldh(w);
-        for (int g = 0; g < 8; ++g) {
-            sc[g] = d * (float) (1 + 2 * (w[106 + g / 2] >> (g % 2 * 4) & 15));
-        }
+        for (int g = 0; g < 8; ++g) { sc[g] = d * (float) (1 + 2 * (w[106 + g / 2] >> (g % 2 * 4) & 15)); }
         for (int k = 0; k < 32; ++k, q += 8) {
             const int high = w[66 + k / 4] >> (k % 4 * 2);
             const uint32_t a = (uint32_t) (w[2 + 2 * k] | (high & 1) << 8);
@@ -9875,9 +9751,7 @@ static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
         uint32_t scales[4];
         const float d = gcudai_iq1_m_scales(w, scales);
-        for (int t = 0; t < 16; ++t) {
-            sc[t] = d * (float) (int) (2 * (scales[t / 4] >> (t % 4 * 8) & 7) + 1);
-        }
+        for (int t = 0; t < 16; ++t) { sc[t] = d * (float) (int) (2 * (scales[t / 4] >> (t % 4 * 8) & 7) + 1); }
         for (int g = 0; g < 32; ++g, q += 8) {
             const int h = w[32 + g / 2] >> (g % 2 * 4);
             const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[w[g] | (h & 7) << 8]);
@@ -9917,20 +9791,12 @@ static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a,
     int64_t n) {
     float s[GCUDAI_LANES], sum = 0.0f;
     int64_t i = 0;
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        s[l] = 0.0f;
-    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) { s[l] = 0.0f; }
     for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
-        for (int l = 0; l < GCUDAI_LANES; ++l) {
-            s[l] += a[i + l] * b[i + l];
-        }
+        for (int l = 0; l < GCUDAI_LANES; ++l) { s[l] += a[i + l] * b[i + l]; }
     }
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        sum += s[l];
-    }
-    for (; i < n; ++i) {
-        sum += a[i] * b[i];
-    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) { sum += s[l]; }
+    for (; i < n; ++i) { sum += a[i] * b[i]; }
     return sum;
 }
 
@@ -9948,9 +9814,7 @@ static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const
             y[i + l] += (w0 * x0[i + l] + w1 * x1[i + l]) + (w2 * x2[i + l] + w3 * x3[i + l]);
         }
     }
-    for (; i < n; ++i) {
-        y[i] += (w0 * x0[i] + w1 * x1[i]) + (w2 * x2[i] + w3 * x3[i]);
-    }
+    for (; i < n; ++i) { y[i] += (w0 * x0[i] + w1 * x1[i]) + (w2 * x2[i] + w3 * x3[i]); }
 }
 
 // y[j] += sum_k w[k] * x[k][j] for rows x of m elements; callers pass a constant m
@@ -9965,9 +9829,7 @@ static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const
     }
     for (; k < n; ++k, x += m) {
         const float w0 = w[k];
-        for (int64_t j = 0; j < m; ++j) {
-            y[j] += w0 * x[j];
-        }
+        for (int64_t j = 0; j < m; ++j) { y[j] += w0 * x[j]; }
     }
 }
 
@@ -10266,17 +10128,13 @@ GCUDAI_SIMD_BEGIN
 // With the portable decoders (gcudai_codes_scalar in gcudai_simds) a prompt in Q5_K takes 11 % longer, generation 75 % in Q5_K and
 // 163 % in IQ3_S.
 
-GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_load(const void * p) {
-    return _mm256_loadu_si256((const __m256i *) p);
-}
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
 
 GCUDAI_TARGET_AVX2 static void gcudai_avx2_store(void * p, __m256i v) {
     _mm256_storeu_si256((__m256i *) p, v);
 }
 
-GCUDAI_TARGET_AVX2 static float gcudai_avx2_ldh(const uint8_t * p) {
-    return _cvtsh_ss(gcudai_ld16(p));
-}
+GCUDAI_TARGET_AVX2 static float gcudai_avx2_ldh(const uint8_t * p) { return _cvtsh_ss(gcudai_ld16(p)); }
 
 // 16 bytes to 32 codes: low nibbles first
 GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_nibbles(const uint8_t * p) {
@@ -11020,8 +10878,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_dot_avx2(GCUDAI_Q_DOT_ARGS) { GCUDAI_BY_
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w,
-        const int8_t * u) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, __m512i w, const int8_t * u) {
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
@@ -12204,9 +12061,7 @@ static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcu
 
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
     gcudai_append(out, "; %s", role);
-    if (t->name[0] != '\0') {
-        gcudai_append(out, " '%s'", t->name);
-    }
+    if (t->name[0] != '\0') { gcudai_append(out, " '%s'", t->name); }
     gcudai_append(out, " %s [%lld, %lld, %lld, %lld]", gcuda_type_name(t->type),
                   (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     if (gcuda_type_is_valid(t->type) && !gcuda_is_contiguous(t)) {
@@ -12233,16 +12088,12 @@ static gcuda_status gcudai_node_fail_v(
     vsnprintf(problem, sizeof(problem), fmt, args);
     gcudai_append(&out, "%s", gcudai_op_lower(y->op));
     gcudai_append_sub_op(&out, y);
-    if (y->name[0] != '\0') {
-        gcudai_append(&out, " '%s'", y->name);
-    }
+    if (y->name[0] != '\0') { gcudai_append(&out, " '%s'", y->name); }
     gcudai_append(&out, ": %s", problem);
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         char role[16];
         snprintf(role, sizeof(role), "src%d", i);
-        if (y->src[i] != NULL) {
-            gcudai_append_tensor(&out, role, y->src[i]);
-        }
+        if (y->src[i] != NULL) { gcudai_append_tensor(&out, role, y->src[i]); }
     }
     gcudai_append_tensor(&out, "result", y);
     return gcuda_set_last_error(status, text);
@@ -12402,9 +12253,7 @@ static bool gcudai_op_begin(struct gcuda_context * ctx, enum gcuda_op op, struct
     for (int i = 0; i < n; ++i) {
         if (src[i] == NULL) {
             if (i < info->n_src) {
-                if (ctx->error == GCUDA_STATUS_SUCCESS) {
-                    gcudai_op_error(ctx, op, "source %d is NULL", i);
-                }
+                if (ctx->error == GCUDA_STATUS_SUCCESS) { gcudai_op_error(ctx, op, "source %d is NULL", i); }
                 return false;
             }
         } else if (gcudai_check_tensor(src[i]) != GCUDA_STATUS_SUCCESS) {
@@ -12419,9 +12268,7 @@ static struct gcuda_tensor * gcudai_op_attach(
     struct gcuda_tensor * y, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
     if (y != NULL) {
         y->op = op;
-        for (int i = 0; i < n; ++i) {
-            y->src[i] = src[i];
-        }
+        for (int i = 0; i < n; ++i) { y->src[i] = src[i]; }
     }
     return y;
 }
@@ -12432,16 +12279,12 @@ static void gcudai_op_blame(
     char text[GCUDAI_MESSAGE_BYTES];
     struct gcudai_text out = { text, sizeof(text), 0 };
     const gcuda_status st = ctx->error;
-    if (before != GCUDA_STATUS_SUCCESS) {
-        return;
-    }
+    if (before != GCUDA_STATUS_SUCCESS) { return; }
     gcudai_append(&out, "%s: %s", gcudai_op_lower(op), gcudai_message);
     for (int i = 0; i < n; ++i) {
         char role[16];
         snprintf(role, sizeof(role), "src%d", i);
-        if (src[i] != NULL) {
-            gcudai_append_tensor(&out, role, src[i]);
-        }
+        if (src[i] != NULL) { gcudai_append_tensor(&out, role, src[i]); }
     }
     ctx->error = GCUDA_STATUS_SUCCESS;
     gcudai_latch(ctx, gcuda_set_last_error(st, text));
@@ -12452,9 +12295,7 @@ static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcud
     const int64_t * ne, struct gcuda_tensor * const * src, int n) {
     const gcuda_status before = ctx->error;
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, type, ne, NULL, 0);
-    if (y == NULL) {
-        gcudai_op_blame(ctx, op, before, src, n);
-    }
+    if (y == NULL) { gcudai_op_blame(ctx, op, before, src, n); }
     return gcudai_op_attach(y, op, src, n);
 }
 
@@ -12491,9 +12332,7 @@ static struct gcuda_tensor * gcudai_op_view(
 
 // Runs the check. A refused node leaves the context as it was, but for the error it keeps.
 static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct gcuda_tensor * y) {
-    if (y == NULL) {
-        return NULL;
-    }
+    if (y == NULL) { return NULL; }
     const gcuda_status st = gcudai_check_node(y);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_latch(ctx, st);
@@ -12603,9 +12442,7 @@ static gcuda_status gcudai_want_alias(const struct gcuda_tensor * y) {
 static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne) {
     struct gcuda_tensor * src[] = { a };
     int64_t n = 1;
-    if (!gcudai_op_begin(ctx, GCUDA_OP_RESHAPE, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_RESHAPE, src, 1)) { return NULL; }
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
@@ -12661,9 +12498,7 @@ static void gcudai_reshape_cpu(const union gcuda_args * args, const struct gcuda
 static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne,
     const size_t * nb, int n_given, size_t offset) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_VIEW, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_VIEW, src, 1)) { return NULL; }
     const gcuda_status before = ctx->error;
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, offset);
     if (y == NULL) {
@@ -12733,9 +12568,7 @@ static struct gcuda_tensor * gcudai_permuted(
         nb[axis[i]] = a->nb[i];
     }
     struct gcuda_tensor * y = gcudai_view_like(ctx, a);
-    if (y == NULL) {
-        return NULL;
-    }
+    if (y == NULL) { return NULL; }
     memcpy(y->ne, ne, sizeof(ne));
     memcpy(y->nb, nb, sizeof(nb));
     gcuda_format_name(y, "%s (%s)", a->name, suffix);
@@ -12747,9 +12580,7 @@ static struct gcuda_tensor * gcudai_permuted(
 static bool gcudai_is_permutation(const int * axis) {
     int seen = 0;
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        if (axis[i] < 0 || axis[i] >= GCUDA_MAX_DIMS) {
-            return false;
-        }
+        if (axis[i] < 0 || axis[i] >= GCUDA_MAX_DIMS) { return false; }
         seen |= 1 << axis[i];
     }
     return seen == 15;
@@ -12759,9 +12590,7 @@ struct gcuda_tensor * gcuda_permute(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3) {
     struct gcuda_tensor * src[] = { a };
     const int axis[GCUDA_MAX_DIMS] = { axis0, axis1, axis2, axis3 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_PERMUTE, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PERMUTE, src, 1)) { return NULL; }
     if (!gcudai_is_permutation(axis)) {
         return gcudai_op_error(
             ctx, GCUDA_OP_PERMUTE, "axes %d, %d, %d, %d are not a permutation of 0..3", axis0, axis1, axis2, axis3);
@@ -12796,9 +12625,7 @@ static const int gcudai_transpose_axes[GCUDA_MAX_DIMS] = { 1, 0, 2, 3 };
 
 struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_TRANSPOSE, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_TRANSPOSE, src, 1)) { return NULL; }
     return gcudai_permuted(ctx, GCUDA_OP_TRANSPOSE, a, gcudai_transpose_axes, "transposed");
 }
 
@@ -12824,9 +12651,7 @@ static struct gcudai_custom_params gcudai_custom_host(void (*fun)(void), int kin
 static bool gcudai_custom_begin(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n) {
     for (int i = 0; i < n && ctx != NULL; ++i) {
         if (src[i] == NULL) {
-            if (ctx->error == GCUDA_STATUS_SUCCESS) {
-                gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source %d is NULL", i);
-            }
+            if (ctx->error == GCUDA_STATUS_SUCCESS) { gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source %d is NULL", i); }
             return false;
         }
     }
@@ -12835,9 +12660,7 @@ static bool gcudai_custom_begin(struct gcuda_context * ctx, struct gcuda_tensor 
 
 static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n,
     void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
-    if (!gcudai_custom_begin(ctx, src, n)) {
-        return NULL;
-    }
+    if (!gcudai_custom_begin(ctx, src, n)) { return NULL; }
     struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_CUSTOM, src[0], src, n)
                                       : gcudai_op_new(ctx, GCUDA_OP_CUSTOM, src[0]->type, src[0]->ne, src, n);
     const struct gcudai_custom_params p = gcudai_custom_host(fun, n, n_tasks, userdata);
@@ -12885,9 +12708,7 @@ static struct gcuda_tensor * gcudai_custom_4d(struct gcuda_context * ctx, enum g
     if (n_args < 0 || n_args > GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
         return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources, want 0 to %d", n_args, GCUDA_MAX_SRC);
     }
-    if (!gcudai_custom_begin(ctx, args, n_args)) {
-        return NULL;
-    }
+    if (!gcudai_custom_begin(ctx, args, n_args)) { return NULL; }
     return gcudai_op_finish_with(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), p, sizeof(*p));
 }
 
@@ -12898,12 +12719,8 @@ static struct gcuda_tensor * gcudai_custom_inplace(struct gcuda_context * ctx, s
         return gcudai_op_error(
             ctx, GCUDA_OP_CUSTOM, "%d sources besides the first, want 0 to %d", n_args, GCUDA_MAX_SRC - 1);
     }
-    for (int i = 0; i < n_args; ++i) {
-        src[i + 1] = args[i];
-    }
-    if (!gcudai_custom_begin(ctx, src, n_args + 1)) {
-        return NULL;
-    }
+    for (int i = 0; i < n_args; ++i) { src[i + 1] = args[i]; }
+    if (!gcudai_custom_begin(ctx, src, n_args + 1)) { return NULL; }
     return gcudai_op_finish_with(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), p, sizeof(*p));
 }
 
@@ -12951,9 +12768,7 @@ static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, p.kind >= 1 && p.kind <= 4, "kind is %d, want 1 to 4", (int) p.kind);
     GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX,
         "n_tasks is %d, want at least 1, or GCUDA_N_TASKS_MAX", (int) p.n_tasks);
-    for (int i = 0; i < p.kind && p.kind < 4; ++i) {
-        GCUDAI_WANT(y, y->src[i] != NULL, "source %d is NULL", i);
-    }
+    for (int i = 0; i < p.kind && p.kind < 4; ++i) { GCUDAI_WANT(y, y->src[i] != NULL, "source %d is NULL", i); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -13007,9 +12822,7 @@ static void gcudai_pad_cpu(const union gcuda_args * args, const struct gcudai_ta
 
 // n elements of a size, strides in bytes. x stride 0 repeats one element; x == y with the same stride is allowed.
 static void gcudai_move(size_t size, const char * x, ptrdiff_t xs, char * y, ptrdiff_t ys, int64_t n) {
-    if (x == y && xs == ys) {
-        return;
-    }
+    if (x == y && xs == ys) { return; }
     if ((size_t) xs == size && (size_t) ys == size) {
         memmove(y, x, (size_t) n * size);
         return;
@@ -13066,9 +12879,7 @@ static bool gcudai_is_pair(enum gcuda_type x, enum gcuda_type y) {
 static bool gcudai_is_slow_pair(enum gcuda_type x, enum gcuda_type y) { return x != y && gcuda_is_quantized(y); }
 
 static int32_t gcudai_f32_to_i32(float v) {
-    if (!(v >= -2147483648.0f)) {
-        return v != v ? 0 : INT32_MIN;
-    }
+    if (!(v >= -2147483648.0f)) { return v != v ? 0 : INT32_MIN; }
     return v >= 2147483648.0f ? INT32_MAX : (int32_t) v;
 }
 
@@ -13197,9 +13008,7 @@ static bool gcudai_dense(const struct gcuda_array * a, const int64_t * ne, size_
 // A contiguous array takes another shape of as many elements.
 static bool gcudai_adopt_shape(struct gcuda_array * a, const int64_t * ne) {
     size_t nb[GCUDA_MAX_DIMS];
-    if (!gcudai_dense(a, a->ne, nb)) {
-        return false;
-    }
+    if (!gcudai_dense(a, a->ne, nb)) { return false; }
     (void) gcudai_dense(a, ne, a->nb);
     memcpy(a->ne, ne, sizeof(a->ne));
     return true;
@@ -13218,9 +13027,7 @@ static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
 
 // Should dimension d be outside of dimension e?
 static bool gcudai_walk_is_outer(const struct gcudai_walk * w, int d, int e) {
-    if ((w->ne[d] == 1) != (w->ne[e] == 1)) {
-        return w->ne[d] == 1;
-    }
+    if ((w->ne[d] == 1) != (w->ne[e] == 1)) { return w->ne[d] == 1; }
     return w->ys[d] != w->ys[e] ? w->ys[d] > w->ys[e] : w->xs[d] > w->xs[e];
 }
 
@@ -13363,12 +13170,8 @@ static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const s
         for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
             if (!is_done[d] && units[d] > 1 && (next < 0 || nb[d] < nb[next])) { next = d; }
         }
-        if (next < 0) {
-            break;
-        }
-        if (nb[next] < extent) {
-            return false;
-        }
+        if (next < 0) { break; }
+        if (nb[next] < extent) { return false; }
         extent += nb[next] * (size_t) (units[next] - 1);
         is_done[next] = true;
     }
@@ -13476,9 +13279,7 @@ struct gcuda_tensor * gcuda_cont_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * src[] = { a };
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CONT, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONT, src, 1)) { return NULL; }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONT, a->type, ne, src, 1);
     return gcudai_op_finish(ctx, gcuda_format_name(y, "%s (cont)", a->name));
 }
@@ -13508,9 +13309,7 @@ static void gcudai_cont_cpu(const union gcuda_args * args, const struct gcudai_t
 // >>op:cpy --------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 2)) { return NULL; }
     if (b == NULL) {
         return ctx->error == GCUDA_STATUS_SUCCESS ? gcudai_op_error(ctx, GCUDA_OP_CPY, "source 1 is NULL") : NULL;
     }
@@ -13520,9 +13319,7 @@ struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor 
 // The node has one source: no tensor is its own.
 struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 1)) { return NULL; }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CPY, type, a->ne, src, 1);
     return gcudai_op_finish(ctx, gcuda_format_name(y, "%s (copy)", a->name));
 }
@@ -13541,9 +13338,7 @@ static gcuda_status gcudai_cpy_check(const struct gcuda_tensor * y) {
 // >>op:get_rows ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS, src, 2)) { return NULL; }
     const int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], b->ne[0], b->ne[1], b->ne[2] };
     const enum gcuda_type type = gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type;
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_GET_ROWS, type, ne, src, 2));
@@ -13679,9 +13474,7 @@ static void gcudai_get_rows_back_cpu(const union gcuda_args * args, const struct
 struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { b, c, a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SET_ROWS, src, 3)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SET_ROWS, src, 3)) { return NULL; }
     return gcudai_op_finish(ctx, gcudai_op_view(ctx, GCUDA_OP_SET_ROWS, a, src, 3));
 }
 
@@ -13863,9 +13656,7 @@ static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld",
         (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
-    if (gcuda_is_empty(b)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (gcuda_is_empty(b)) { return GCUDA_STATUS_SUCCESS; }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { is_aligned = is_aligned && (r.ne[d] == 1 || r.nb[d] % size == 0); }
     GCUDAI_WANT(y, is_aligned && gcudai_region_fits(y, &r) && gcudai_is_disjoint(r.type, r.ne, r.nb),
         "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps "
@@ -13962,9 +13753,7 @@ struct gcuda_tensor * gcuda_repeat_4d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * src[] = { a };
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT, src, 1)) { return NULL; }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_REPEAT, a->type, ne, src, 1));
 }
 
@@ -14029,9 +13818,7 @@ static struct gcudai_sum gcudai_sum_of(const struct gcuda_array * x, const struc
 
 static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y);
-    if (gcuda_is_empty(y)) {
-        return;
-    }
+    if (gcuda_is_empty(y)) { return; }
     const struct gcudai_sum s = gcudai_sum_of(&a, &b);
     const int64_t n_pieces = gcuda_nrows(y) * s.n_pieces;
     w->n_items[0] = n_pieces * s.n_groups;
@@ -14123,9 +13910,7 @@ static void gcudai_repeat_back_cpu(const union gcuda_args * args, const struct g
 struct gcuda_tensor * gcuda_concat(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CONCAT, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONCAT, src, 2)) { return NULL; }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
     if (dim < 0 || dim >= GCUDA_MAX_DIMS || !gcudai_add_i64(a->ne[dim], b->ne[dim], &ne[dim])) {
         return gcudai_op_error(ctx, GCUDA_OP_CONCAT, "dimension %d, want 0 to 3, and a sum of extents below 2^63", dim);
@@ -14191,9 +13976,7 @@ static struct gcuda_tensor * gcudai_pad_op(
     struct gcuda_context * ctx, struct gcuda_tensor * a, const int * lp, const int * rp, bool is_circular) {
     struct gcuda_tensor * src[] = { a };
     int64_t ne[GCUDA_MAX_DIMS];
-    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) { return NULL; }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
             return gcudai_op_error(ctx, GCUDA_OP_PAD,
@@ -14389,9 +14172,7 @@ static void gcudai_roll_cpu(const union gcuda_args * args, const struct gcudai_t
 // >>op:diag -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_DIAG, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_DIAG, src, 1)) { return NULL; }
     const int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[0], a->ne[2], a->ne[3] };
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_DIAG, a->type, ne, src, 1));
 }
@@ -14543,9 +14324,7 @@ static int64_t gcudai_arange_count(float start, float stop, float step) {
 
 struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step) {
     const int64_t ne[GCUDA_MAX_DIMS] = { gcudai_arange_count(start, stop, step), 1, 1, 1 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ARANGE, NULL, 0)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARANGE, NULL, 0)) { return NULL; }
     if (ne[0] < 0) {
         return gcudai_op_error(ctx, GCUDA_OP_ARANGE, "from %g to %g by %g, want stop > start and step > 0",
             (double) start, (double) stop, (double) step);
@@ -14583,12 +14362,8 @@ static void gcudai_arange_cpu(const union gcuda_args * args, const struct gcudai
 struct gcuda_tensor * gcuda_timestep_embedding(
     struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period) {
     struct gcuda_tensor * src[] = { timesteps };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, src, 1)) {
-        return NULL;
-    }
-    if (dim < 1) {
-        return gcudai_op_error(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, "dim is %d, want at least 1", dim);
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, src, 1)) { return NULL; }
+    if (dim < 1) { return gcudai_op_error(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, "dim is %d, want at least 1", dim); }
     const int64_t ne[GCUDA_MAX_DIMS] = { dim, timesteps->ne[0], 1, 1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, GCUDA_TYPE_F32, ne, src, 1);
     const struct gcudai_timestep_embedding_params p = { dim, max_period };
@@ -14648,9 +14423,7 @@ static void gcudai_timestep_embedding_cpu(const union gcuda_args * args, const s
 static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
     const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
     gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
-    for (; n % GCUDAI_STEP != 0; ++n) {
-        out[n] = pad;
-    }
+    for (; n % GCUDAI_STEP != 0; ++n) { out[n] = pad; }
 }
 
 static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
@@ -14660,9 +14433,7 @@ static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int6
 
 // Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
 static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
-    if (a->ne[0] == 1 && a->ne[1] == 1) {
-        return true;
-    }
+    if (a->ne[0] == 1 && a->ne[1] == 1) { return true; }
     const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
     return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
 }
@@ -14680,15 +14451,9 @@ static void gcudai_fold_once(struct gcuda_array * a) {
 static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
     for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
         bool is_ok = gcudai_can_fold(y, y);
-        for (int i = 0; i < n_src; ++i) {
-            is_ok = is_ok && gcudai_can_fold(&src[i], y);
-        }
-        if (!is_ok) {
-            return;
-        }
-        for (int i = 0; i < n_src; ++i) {
-            gcudai_fold_once(&src[i]);
-        }
+        for (int i = 0; i < n_src; ++i) { is_ok = is_ok && gcudai_can_fold(&src[i], y); }
+        if (!is_ok) { return; }
+        for (int i = 0; i < n_src; ++i) { gcudai_fold_once(&src[i]); }
         gcudai_fold_once(y);
     }
 }
@@ -14703,9 +14468,7 @@ static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_wo
     struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
     int n = 0;
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        if (y->src[i] != NULL) {
-            src[n++] = gcudai_array(y->src[i]);
-        }
+        if (y->src[i] != NULL) { src[n++] = gcudai_array(y->src[i]); }
     }
     gcudai_fold(&dst, src, n);
     gcudai_elements_of(&dst, w);
@@ -14762,9 +14525,7 @@ GCUDAI_BOTH(add, (struct gcuda_context * ctx, struct gcuda_tensor * a, struct gc
 struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     enum gcuda_type type) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ADD, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ADD, src, 2)) { return NULL; }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ADD, type, a->ne, src, 2);
     if (y != NULL && !gcuda_can_repeat_rows(b, a)) {
         return gcudai_op_refuse(ctx, y, "add_cast: rows of b must be as long as those of a and repeat");
@@ -14830,9 +14591,7 @@ static void gcudai_get_repeated(const struct gcuda_array * b, const char * row, 
         gcudai_load(b->type, row + (size_t) at * b->nb[0], b->nb[0], m, out + done);
         done += m;
     }
-    for (; n % GCUDAI_STEP != 0; ++n) {
-        out[n] = 1.0f;
-    }
+    for (; n % GCUDAI_STEP != 0; ++n) { out[n] = 1.0f; }
 }
 
 static void gcudai_get_b(const struct gcuda_array * b, const char * row, int64_t i, int64_t n, float * out) {
@@ -14841,9 +14600,7 @@ static void gcudai_get_b(const struct gcuda_array * b, const char * row, int64_t
         return;
     }
     gcudai_load(b->type, row, b->nb[0], 1, out);
-    for (int64_t k = 1; k < GCUDAI_PIECE; ++k) {
-        out[k] = out[0];
-    }
+    for (int64_t k = 1; k < GCUDAI_PIECE; ++k) { out[k] = out[0]; }
 }
 
 static const char * gcudai_row_repeated(const struct gcuda_array * b, const struct gcuda_array * y, int64_t r) {
@@ -14954,9 +14711,7 @@ static void gcudai_add_id_cpu(const union gcuda_args * args, const struct gcudai
         const int64_t u = piece.row % p->y.ne[1], token = piece.row / p->y.ne[1];
         const int32_t id = gcudai_read_i32(gcudai_at(&p->ids, token, 0, 0) + (size_t) u * p->ids.nb[0]);
         const bool is_ok = id >= 0 && id < p->b.ne[1];
-        if (!is_ok) {
-            gcudai_bad_index(t, piece.row, id, p->b.ne[1]);
-        }
+        if (!is_ok) { gcudai_bad_index(t, piece.row, id, p->b.ne[1]); }
         for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
             const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
             gcudai_get(&p->a, gcudai_row(&p->a, piece.row), i, n, 0.0f, a);
@@ -15205,12 +14960,8 @@ struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor 
 // Two required sources where the registry knows of one.
 static bool gcudai_glu_begin(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 2)) {
-        return false;
-    }
-    if (b == NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
-        gcudai_op_error(ctx, GCUDA_OP_GLU, "source 1 is NULL");
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 2)) { return false; }
+    if (b == NULL && ctx->error == GCUDA_STATUS_SUCCESS) { gcudai_op_error(ctx, GCUDA_OP_GLU, "source 1 is NULL"); }
     return b != NULL;
 }
 
@@ -15251,9 +15002,7 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_rows(y, a));
     GCUDAI_TRY(gcudai_want_type(y, y, a->type));
-    if (b == NULL) {
-        return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]);
-    }
+    if (b == NULL) { return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]); }
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_TRY(gcudai_want_rows(y, b));
     GCUDAI_WANT(y, gcuda_are_same_shape(a, b), "a and b differ in shape");
@@ -15453,9 +15202,7 @@ static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len,
         w->n_items[i] = n_rows * n_parts;
         w->item_cost[i] = n_parts == 1 ? item_cost * (double) n_phases : item_cost;
     }
-    if (n_parts > 1 && !gcudai_mul_size(slots_bytes, (size_t) n_rows, &w->shared_bytes)) {
-        w->shared_bytes = SIZE_MAX;
-    }
+    if (n_parts > 1 && !gcudai_mul_size(slots_bytes, (size_t) n_rows, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
 }
 
 static void gcudai_spans_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
@@ -15483,9 +15230,7 @@ static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) {
 // In the order of the parts, so the same for any number of threads.
 static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
     double sum = 0.0;
-    for (int64_t k = 0; k < s->n_parts; ++k) {
-        sum += s->slots[slot * s->n_parts + k];
-    }
+    for (int64_t k = 0; k < s->n_parts; ++k) { sum += s->slots[slot * s->n_parts + k]; }
     return sum;
 }
 
@@ -15512,9 +15257,7 @@ static double gcudai_sum_powers(const float * v, int64_t n, double shift, int po
     const int64_t n_steps = n - n % GCUDAI_STEP;
     if (power == 1) {
         for (int64_t i = 0; i < n_steps; i += GCUDAI_STEP) {
-            for (int k = 0; k < GCUDAI_STEP; ++k) {
-                acc[k] += (double) v[i + k] - shift;
-            }
+            for (int k = 0; k < GCUDAI_STEP; ++k) { acc[k] += (double) v[i + k] - shift; }
         }
     } else {
         for (int64_t i = 0; i < n_steps; i += GCUDAI_STEP) {
@@ -15550,9 +15293,7 @@ static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, 
         gcudai_get(a, row_a, i, n, 0.0f, v);
         gcudai_get(b, row_b, i, n, 0.0f, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
-            for (int k = 0; k < GCUDAI_STEP; ++k) {
-                acc[k] += (double) v[j + k] * (double) w[j + k];
-            }
+            for (int k = 0; k < GCUDAI_STEP; ++k) { acc[k] += (double) v[j + k] * (double) w[j + k]; }
         }
     }
     return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
@@ -15774,9 +15515,7 @@ static void gcudai_group_norm_span(const union gcuda_args * args, const struct g
             gcudai_affine_span(&p->x, &p->y, &whole, r, mean, scale);
         }
     }
-    if (phase < 2) {
-        gcudai_slot_set(s, phase, sum);
-    }
+    if (phase < 2) { gcudai_slot_set(s, phase, sum); }
 }
 
 static void gcudai_group_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -15810,9 +15549,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->item_cost[0] = 6.0 * GCUDAI_SPAN;
     w->n_items[1] = 1;
     w->item_cost[1] = 4.0 * (double) a.n_items;
-    if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) {
-        w->shared_bytes = SIZE_MAX;
-    }
+    if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
 }
 
 // Elements of part k: a row, or a segment of one.
@@ -15864,9 +15601,7 @@ static void gcudai_sum_cpu(const union gcuda_args * args, const struct gcudai_ta
     double * found = (double *) (void *) t->shared;
     double sum = 0.0;
     if (t->phase == 1) {
-        for (int64_t i = 0; i < a.n_items; ++i) {
-            sum += found[i];
-        }
+        for (int64_t i = 0; i < a.n_items; ++i) { sum += found[i]; }
         gcudai_put_one(&args->sum.y, (char *) args->sum.y.data, sum);
         return;
     }
@@ -15882,9 +15617,7 @@ static void gcudai_sum_cpu(const union gcuda_args * args, const struct gcudai_ta
 
 // >>op:sum_rows ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_SUM_ROWS, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_SUM_ROWS, a)) { return NULL; }
     return gcudai_reduce(ctx, GCUDA_OP_SUM_ROWS, a, a->type, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
@@ -15922,9 +15655,7 @@ static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcud
 
 // >>op:mean -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_MEAN, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_MEAN, a)) { return NULL; }
     return gcudai_reduce(ctx, GCUDA_OP_MEAN, a, GCUDA_TYPE_F32, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
@@ -15938,9 +15669,7 @@ static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_t
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_CUMSUM, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_CUMSUM, a)) { return NULL; }
     return gcudai_reduce(ctx, GCUDA_OP_CUMSUM, a, a->type, a->ne[0], a->ne[1], a->ne[2], a->ne[3]);
 }
 
@@ -15950,16 +15679,12 @@ static void gcudai_cumsum_span(const union gcuda_args * args, const struct gcuda
     const struct gcuda_reduce_args * p = &args->reduce;
     const char * x = gcudai_row(&p->x, s->row);
     if (phase == 0) {
-        if (s->n_parts > 1) {
-            gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 1));
-        }
+        if (s->n_parts > 1) { gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 1)); }
         return;
     }
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
-    for (int64_t k = 0; k < s->part; ++k) {
-        sum += s->slots[k];
-    }
+    for (int64_t k = 0; k < s->part; ++k) { sum += s->slots[k]; }
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
         gcudai_get(&p->x, x, i, n, 0.0f, buf);
@@ -15977,9 +15702,7 @@ static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_ARGMAX, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_ARGMAX, a)) { return NULL; }
     return gcudai_reduce(ctx, GCUDA_OP_ARGMAX, a, GCUDA_TYPE_I32, a->ne[1], 1, 1, 1);
 }
 
@@ -16037,9 +15760,7 @@ static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai
 struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_COUNT_EQUAL, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_COUNT_EQUAL, src, 2)) { return NULL; }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_COUNT_EQUAL, GCUDA_TYPE_I64, ne, src, 2));
 }
 
@@ -16072,9 +15793,7 @@ static void gcudai_count_equal_cpu(const union gcuda_args * args, const struct g
     int64_t * found = (int64_t *) (void *) t->shared;
     int64_t n = 0;
     if (t->phase == 1) {
-        for (int64_t i = 0; i < a.n_items; ++i) {
-            n += found[i];
-        }
+        for (int64_t i = 0; i < a.n_items; ++i) { n += found[i]; }
         memcpy(p->y.data, &n, sizeof(n));
         return;
     }
@@ -16108,9 +15827,7 @@ static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
         gcudai_get(&p->x, row, i, n, 0.0f, buf);
-        for (int64_t j = 0; j < n; ++j) {
-            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
-        }
+        for (int64_t j = 0; j < n; ++j) { keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending); }
     }
 }
 
@@ -16118,9 +15835,7 @@ static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
     for (int64_t i = 1; i < n; ++i) {
         const uint64_t x = v[i];
         int64_t j = i;
-        for (; j > 0 && v[j - 1] > x; --j) {
-            v[j] = v[j - 1];
-        }
+        for (; j > 0 && v[j - 1] > x; --j) { v[j] = v[j - 1]; }
         v[j] = x;
     }
 }
@@ -16132,9 +15847,7 @@ static void gcudai_radix_pass(const uint64_t * v, uint64_t * out, int64_t n, int
         next[b] = sum;
         sum += count[b];
     }
-    for (int64_t i = 0; i < n; ++i) {
-        out[next[v[i] >> shift & 255u]++] = v[i];
-    }
+    for (int64_t i = 0; i < n; ++i) { out[next[v[i] >> shift & 255u]++] = v[i]; }
 }
 
 // Sorts v with tmp of the same size; returns the one of the two that holds the result. Byte by byte from the low end of
@@ -16148,9 +15861,7 @@ static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
     memset(count, 0, sizeof(count));
     for (int64_t i = 0; i < n; ++i) {
         const uint32_t key = (uint32_t) (v[i] >> 32);
-        for (int k = 0; k < 4; ++k) {
-            ++count[k][key >> (8 * k) & 255u];
-        }
+        for (int k = 0; k < 4; ++k) { ++count[k][key >> (8 * k) & 255u]; }
     }
     for (int k = 0; k < 4; ++k) {
         const int shift = 32 + 8 * k;
@@ -16173,9 +15884,7 @@ static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t
 
 static double gcudai_log2_steps(int64_t n) {
     double steps = 1.0;
-    for (; n > 1; n /= 2) {
-        steps += 1.0;
-    }
+    for (; n > 1; n /= 2) { steps += 1.0; }
     return steps;
 }
 
@@ -16191,9 +15900,7 @@ static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->n_items[0] = gcuda_nrows(y);
     w->item_cost[0] = 100.0 + 40.0 * (double) n;
     if (!gcudai_is_sorted_in_parts(&x)) {
-        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
-            w->local_bytes = SIZE_MAX;
-        }
+        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) { w->local_bytes = SIZE_MAX; }
         return;
     }
     w->n_phases = 2;
@@ -16221,11 +15928,7 @@ static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
 static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
     while (lo < hi) {
         const int64_t mid = lo + (hi - lo) / 2;
-        if (keys[mid] < key) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
+        if (keys[mid] < key) { lo = mid + 1; } else { hi = mid; }
     }
     return lo;
 }
@@ -16242,9 +15945,7 @@ static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
         for (int64_t k = 1; k < r->n_parts; ++k) {
             widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
         }
-        if (r->hi[widest] == r->lo[widest]) {
-            break;
-        }
+        if (r->hi[widest] == r->lo[widest]) { break; }
         const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
         for (int64_t k = 0; k < r->n_parts; ++k) {
             r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
@@ -16252,11 +15953,7 @@ static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
         }
         const bool is_low = below < rank; // the pivot itself is before the cut
         for (int64_t k = 0; k < r->n_parts; ++k) {
-            if (is_low) {
-                r->lo[k] = r->next[k] + (k == widest);
-            } else {
-                r->hi[k] = r->next[k];
-            }
+            if (is_low) { r->lo[k] = r->next[k] + (k == widest); } else { r->hi[k] = r->next[k]; }
         }
     }
     memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
@@ -16270,9 +15967,7 @@ static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n
         for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
             least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
         }
-        if (least == at) {
-            return;
-        }
+        if (least == at) { return; }
         const int64_t swap = heap[at];
         heap[at] = heap[least];
         heap[least] = swap;
@@ -16283,19 +15978,13 @@ static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n
 static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
     int64_t n_heap = 0;
     for (int64_t k = 0; k < r->n_parts; ++k) {
-        if (r->next[k] < gcudai_run_end(r, k)) {
-            r->lo[n_heap++] = k;
-        }
+        if (r->next[k] < gcudai_run_end(r, k)) { r->lo[n_heap++] = k; }
     }
-    for (int64_t at = n_heap / 2; at-- > 0;) {
-        gcudai_heap_down(r, at, n_heap);
-    }
+    for (int64_t at = n_heap / 2; at-- > 0;) { gcudai_heap_down(r, at, n_heap); }
     for (int64_t i = 0; i < n; ++i) {
         const int64_t k = r->lo[0];
         out[i] = r->keys[r->next[k]++];
-        if (r->next[k] == gcudai_run_end(r, k)) {
-            r->lo[0] = r->lo[--n_heap];
-        }
+        if (r->next[k] == gcudai_run_end(r, k)) { r->lo[0] = r->lo[--n_heap]; }
         gcudai_heap_down(r, 0, n_heap);
     }
 }
@@ -16308,9 +15997,7 @@ static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct g
     if (t->phase == 0) {
         gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
         const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
-        if (sorted == tmp) {
-            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
-        }
+        if (sorted == tmp) { memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys)); }
         return;
     }
     int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
@@ -16352,9 +16039,7 @@ static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
 
 struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) { return NULL; }
     const struct gcudai_argsort_params p = { (int32_t) order };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
     return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
@@ -16369,26 +16054,20 @@ static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
 }
 
 struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) { return NULL; }
     if (k < 1 || k > a->ne[0]) {
         return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
                                (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
     }
     struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
-    if (order == NULL) {
-        return NULL;
-    }
+    if (order == NULL) { return NULL; }
     const size_t * nb = order->nb;
     return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
 }
 
 // >>op:top_k ------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
-    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
-        return NULL;
-    }
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) { return NULL; }
     return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
                  : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
 }
@@ -16412,9 +16091,7 @@ static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
     const uint64_t key = heap[at];
     for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
         child += child + 1 < n && heap[child + 1] > heap[child];
-        if (heap[child] <= key) {
-            break;
-        }
+        if (heap[child] <= key) { break; }
         heap[at] = heap[child];
         at = child;
     }
@@ -16489,9 +16166,7 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    if (y->src[1] != NULL) {
-        GCUDAI_TRY(gcudai_want_mask(y, y->src[1]));
-    }
+    if (y->src[1] != NULL) { GCUDAI_TRY(gcudai_want_mask(y, y->src[1])); }
     GCUDAI_WANT(y, max_bias <= 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
         "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
@@ -16510,13 +16185,9 @@ static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcuda_args
 
 // Slope of a head. Heads beyond the last power of two use the odd powers of the square root of the base.
 static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
-    if (max_bias <= 0.0f) {
-        return 1.0f;
-    }
+    if (max_bias <= 0.0f) { return 1.0f; }
     int64_t whole = 1;
-    while (whole <= n_head / 2) {
-        whole *= 2;
-    }
+    while (whole <= n_head / 2) { whole *= 2; }
     const double power = h < whole ? (double) (h + 1) : (double) (2 * (h - whole) + 1) / 2.0;
     return (float) pow(2.0, -(double) max_bias / (double) whole * power);
 }
@@ -16558,29 +16229,21 @@ static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const s
             w[j] += slope * mask[j];
         }
     }
-    for (; n % GCUDAI_STEP != 0; ++n) {
-        w[n] = -INFINITY;
-    }
+    for (; n % GCUDAI_STEP != 0; ++n) { w[n] = -INFINITY; }
 }
 
 static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     const struct gcudai_span * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
-    for (int k = 0; k < GCUDAI_STEP; ++k) {
-        max[k] = (float) row->sink;
-    }
+    for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = (float) row->sink; }
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
         gcudai_soft_max_logits(p, row, i, n, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
-            for (int k = 0; k < GCUDAI_STEP; ++k) {
-                max[k] = w[j + k] > max[k] ? w[j + k] : max[k];
-            }
+            for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = w[j + k] > max[k] ? w[j + k] : max[k]; }
         }
     }
-    for (int k = 1; k < GCUDAI_STEP; ++k) {
-        max[0] = max[k] > max[0] ? max[k] : max[0];
-    }
+    for (int k = 1; k < GCUDAI_STEP; ++k) { max[0] = max[k] > max[0] ? max[k] : max[0]; }
     return (double) max[0];
 }
 
@@ -16601,9 +16264,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
         gcudai_soft_max_logits(p, row, i, n, w);
         sum += gcudai_exp_sum(w, n, (float) max);
-        if (p->y.type == GCUDA_TYPE_F32) {
-            gcudai_put(&p->y, row->y, i, n, w);
-        }
+        if (p->y.type == GCUDA_TYPE_F32) { gcudai_put(&p->y, row->y, i, n, w); }
     }
     return sum;
 }
@@ -16634,9 +16295,7 @@ static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const st
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
         gcudai_soft_max_logits(p, row, i, n, w);
-        for (int64_t j = 0; j < n; ++j) {
-            found = w[j] != w[j] ? (double) w[j] : found;
-        }
+        for (int64_t j = 0; j < n; ++j) { found = w[j] != w[j] ? (double) w[j] : found; }
     }
     return found;
 }
@@ -16644,9 +16303,7 @@ static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const st
 static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     const struct gcudai_span * s, float value) {
     float w[GCUDAI_PIECE];
-    for (int64_t j = 0; j < GCUDAI_PIECE; ++j) {
-        w[j] = value;
-    }
+    for (int64_t j = 0; j < GCUDAI_PIECE; ++j) { w[j] = value; }
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         gcudai_put(&p->y, row->y, i, GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE), w);
     }
@@ -16838,9 +16495,7 @@ static float gcudai_yarn_corr(int n_dims, int n_ctx_orig, float freq_base, float
 
 void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]) {
-    if (dims == NULL) {
-        return;
-    }
+    if (dims == NULL) { return; }
     const float low = floorf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_fast));
     const float high = ceilf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_slow));
     dims[0] = low > 0.0f ? low : 0.0f;
@@ -16863,18 +16518,14 @@ static int64_t gcudai_rope_plane(const struct gcuda_rope_args * p, int64_t j, in
         return q % 3 == 1 && q < 3 * s1 ? 1 : q % 3 == 2 && q < 3 * s2 ? 2 : q % 3 == 0 && q < 3 * s0 ? 0 : 3;
     }
     const int64_t plane = q < start[1] ? 0 : q < start[2] ? 1 : q < start[3] ? 2 : 3;
-    if (p->mode == GCUDA_ROPE_TYPE_VISION) {
-        *power = q - start[plane];
-    }
+    if (p->mode == GCUDA_ROPE_TYPE_VISION) { *power = q - start[plane]; }
     return plane;
 }
 
 // Share of the unscaled angle in pair j: 0 without YaRN.
 static double gcudai_yarn_mix(const struct gcuda_rope_args * p, int64_t j) {
     float dims[2];
-    if (p->ext_factor == 0.0f) {
-        return 0.0;
-    }
+    if (p->ext_factor == 0.0f) { return 0.0; }
     gcuda_rope_yarn_corr_dims(p->n_dims, p->n_ctx_orig, p->freq_base, p->beta_fast, p->beta_slow, dims);
     const double width = (double) dims[1] - (double) dims[0];
     const double y = ((double) j - (double) dims[0]) / (width > 0.001 ? width : 0.001);
@@ -16905,9 +16556,7 @@ static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gc
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
     double spent = 0.0;
     double magnitude = (double) p->attn_factor;
-    if (p->ext_factor != 0.0f) {
-        magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
-    }
+    if (p->ext_factor != 0.0f) { magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale); }
     for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 150.0); ++j) {
         const int64_t at = pairs[j].plane * p->x.ne[2] + token;
         const int32_t pos = gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]);
@@ -16984,9 +16633,7 @@ struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struc
     struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, src, 2)) { return NULL; }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, GCUDA_TYPE_F32, ne, src, 2));
 }
 
@@ -17040,9 +16687,7 @@ static double gcudai_max_span(const struct gcuda_array * x, const char * row, in
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
         gcudai_get(x, row, i, n, 0.0f, buf);
-        for (int64_t j = 0; j < n; ++j) {
-            max = buf[j] > max ? buf[j] : max;
-        }
+        for (int64_t j = 0; j < n; ++j) { max = buf[j] > max ? buf[j] : max; }
     }
     return (double) max;
 }
@@ -17065,9 +16710,7 @@ static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64
 
 static double gcudai_entropy_max(const struct gcudai_entropy_part * parts, int64_t n) {
     double max = parts[0].max;
-    for (int64_t k = 1; k < n; ++k) {
-        max = parts[k].max > max ? parts[k].max : max;
-    }
+    for (int64_t k = 1; k < n; ++k) { max = parts[k].max > max ? parts[k].max : max; }
     return max;
 }
 
@@ -17096,9 +16739,7 @@ static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const s
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
-        if (t->phase == 0) {
-            parts[item].max = gcudai_max_span(&p->logits, gcudai_row(&p->logits, row), i0, i1);
-        }
+        if (t->phase == 0) { parts[item].max = gcudai_max_span(&p->logits, gcudai_row(&p->logits, row), i0, i1); }
         if (t->phase == 1 || n_parts == 1) {
             gcudai_entropy_sums(p, row, i0, i1, gcudai_entropy_max(parts + row * n_parts, n_parts), &parts[item]);
             parts[item].loss = n_parts == 1 ? gcudai_entropy_of_row(&parts[item], 1) : 0.0;
@@ -17110,9 +16751,7 @@ static void gcudai_cross_entropy_loss_cpu(const union gcuda_args * args, const s
 struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { a, b, c };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, src, 3)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, src, 3)) { return NULL; }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, b->type, b->ne, src, 3));
 }
 
@@ -17294,9 +16933,7 @@ enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     return info != NULL ? info->partner : GCUDA_TYPE_COUNT;
 }
 
-static bool gcudai_mul_mat_divides(int64_t small, int64_t big) {
-    return small > 0 ? big % small == 0 : big == 0;
-}
+static bool gcudai_mul_mat_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 // what MUL_MAT and MUL_MAT_ID want of the types of weights and activations
 static gcuda_status gcudai_mul_mat_types(const struct gcuda_tensor * y, const struct gcuda_tensor * a,
@@ -17353,9 +16990,7 @@ struct gcudai_mm_plan {
     int64_t n;                // columns of each
 };
 
-static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
-    return v < lo ? lo : v > hi ? hi : v;
-}
+static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) { return v < lo ? lo : v > hi ? hi : v; }
 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
@@ -17812,11 +17447,7 @@ static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcud
     const struct gcuda_out_prod_args * p = &args->out_prod;
     const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
     for (int64_t i = t->i0; i < t->i1; ++i) {
-        if (t->phase == 0) {
-            gcudai_out_prod_prepare(p, &plan, i, t);
-        } else {
-            gcudai_out_prod_item(p, &plan, i, t);
-        }
+        if (t->phase == 0) { gcudai_out_prod_prepare(p, &plan, i, t); } else { gcudai_out_prod_item(p, &plan, i, t); }
     }
 }
 
@@ -17848,9 +17479,7 @@ static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i
 
 // n adjacent elements as floats: where they are if they are F32, else in buf.
 static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
-    if (type == GCUDA_TYPE_F32) {
-        return (const float *) (const void *) p;
-    }
+    if (type == GCUDA_TYPE_F32) { return (const float *) (const void *) p; }
     gcudai_to_float(type)(p, buf, n);
     return buf;
 }
@@ -17899,9 +17528,7 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
     float logit_softcap) {
     struct gcuda_tensor * src[] = { q, k, v, mask };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT, src, 4)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT, src, 4)) { return NULL; }
     const int64_t ne[4] = { v->ne[0], q->ne[2], q->ne[1], q->ne[3] };
     const struct gcudai_flash_attn_ext_params p = { scale, max_bias, logit_softcap, GCUDA_PREC_DEFAULT, 0 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT, GCUDA_TYPE_F32, ne, src, 4);
@@ -17926,9 +17553,7 @@ gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcud
     struct gcuda_tensor * before = a->src[4];
     a->src[4] = sinks;
     const gcuda_status st = gcudai_check_node(a);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        a->src[4] = before;
-    }
+    if (st != GCUDA_STATUS_SUCCESS) { a->src[4] = before; }
     return st;
 }
 
@@ -17983,9 +17608,7 @@ static gcuda_status gcudai_flash_attn_check(
     GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0],
         (long long) k->ne[0]);
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
-    if (mask != NULL) {
-        GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask));
-    }
+    if (mask != NULL) { GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask)); }
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_float(y, sinks));
         GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
@@ -18058,9 +17681,7 @@ static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_arg
     const double decoding = gcudai_is_float(p->k.type) && gcudai_is_float(p->v.type) ? 0.0 : 4.0;
     const double part = GCUDAI_ATTN_COST / (a.cost * ((double) a.block + decoding));
     a.n_kv_part = GCUDAI_MAX(a.n_kv, 1);
-    if (part < (double) a.n_kv) {
-        a.n_kv_part = GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
-    }
+    if (part < (double) a.n_kv) { a.n_kv_part = GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE; }
     a.n_parts = a.n_kv > 0 ? (a.n_kv - 1) / a.n_kv_part + 1 : 1;
     return a;
 }
@@ -18123,9 +17744,7 @@ static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char *
         b->sum[i] = 0.0f;
         b->slope[i] = gcudai_alibi_slope(b->p->max_bias, b->p->q.ne[2], h);
     }
-    for (int64_t i = 0; i < b->n * a->dv; ++i) {
-        b->acc[i] = 0.0f;
-    }
+    for (int64_t i = 0; i < b->n * a->dv; ++i) { b->acc[i] = 0.0f; }
 }
 
 // Rows of the mask that break the promise n_kv_max. Each is counted once: by the head that has its number.
@@ -18230,15 +17849,11 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
                 v[m] = row[j];
                 w[m] = all[j];
                 m = (m + 1) % 4;
-                if (m == 0) {
-                    b->simd->loops->add4(b->acc + i * dv, v, w, dv);
-                }
+                if (m == 0) { b->simd->loops->add4(b->acc + i * dv, v, w, dv); }
             }
         }
         for (int k = 0; k < m; ++k) {
-            for (int64_t d = 0; d < dv; ++d) {
-                b->acc[i * dv + d] += w[k] * v[k][d];
-            }
+            for (int64_t d = 0; d < dv; ++d) { b->acc[i * dv + d] += w[k] * v[k][d]; }
         }
     }
 }
@@ -18253,9 +17868,7 @@ static void gcudai_attn_store(const struct gcuda_flash_attn_ext_args * p, int64_
         const float shrink = expf(max - top);
         scale = shrink / (sum * shrink + expf(sink - top));
     }
-    for (int64_t d = 0; d < p->y.ne[0]; ++d) {
-        y[d] = scale == 0.0f ? 0.0f : acc[d] * scale;
-    }
+    for (int64_t d = 0; d < p->y.ne[0]; ++d) { y[d] = scale == 0.0f ? 0.0f : acc[d] * scale; }
 }
 
 static float * gcudai_attn_part(const struct gcudai_attn * a, int64_t row, int64_t part, char * shared) {
@@ -18286,9 +17899,7 @@ static void gcudai_attn_join(const struct gcuda_flash_attn_ext_args * p, const s
         const float max = part[0] > first[0] ? part[0] : first[0];
         const float u = first[0] == max ? 1.0f : expf(first[0] - max), v = part[0] == max ? 1.0f : expf(part[0] - max);
         first[0] = max;
-        for (int64_t d = 1; d < a->dv + 2; ++d) {
-            first[d] = first[d] * u + part[d] * v;
-        }
+        for (int64_t d = 1; d < a->dv + 2; ++d) { first[d] = first[d] * u + part[d] * v; }
     }
     const int64_t h = row % p->q.ne[2], token = row / p->q.ne[2] % p->q.ne[1], s = row / p->q.ne[2] / p->q.ne[1];
     gcudai_attn_store(p, token, h, s, first + 2, first[0], first[1]);
@@ -18333,9 +17944,7 @@ static int64_t gcudai_flash_attn_back_start(const struct gcuda_tensor * y, int p
     for (int i = 0; i < part && sum >= 0; ++i) {
         const struct gcuda_tensor * t = gcudai_flash_attn_source(y, (enum gcuda_flash_attn_grad) i);
         const int64_t n = t == NULL ? 0 : gcudai_product(t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
-        if (n < 0 || !gcudai_add_i64(sum, n, &sum)) {
-            return -1;
-        }
+        if (n < 0 || !gcudai_add_i64(sum, n, &sum)) { return -1; }
     }
     return sum;
 }
@@ -18345,9 +17954,7 @@ struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, stru
     struct gcuda_tensor * mask, struct gcuda_tensor * sinks, float scale, float max_bias, float logit_softcap) {
     struct gcuda_tensor * src[] = { q, k, v, y, dy, mask, sinks };
     struct gcuda_tensor sources;
-    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, src, 7)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT_BACK, src, 7)) { return NULL; }
     GCUDAI_ZERO(sources);
     memcpy(sources.src, src, sizeof(src));
     const int64_t ne[4] = { gcudai_flash_attn_back_start(&sources, 4), 1, 1, 1 };
@@ -18358,9 +17965,7 @@ struct gcuda_tensor * gcuda_flash_attn_ext_back(struct gcuda_context * ctx, stru
 
 struct gcuda_tensor * gcuda_flash_attn_ext_back_part(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_flash_attn_grad part) {
-    if (a == NULL && ctx != NULL && ctx->error != GCUDA_STATUS_SUCCESS) {
-        return NULL; // the error is told
-    }
+    if (a == NULL && ctx != NULL && ctx->error != GCUDA_STATUS_SUCCESS) { return NULL; } // the error is told
     if (ctx == NULL || a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT_BACK || gcudai_flash_attn_source(a, part) == NULL) {
         gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "flash_attn_ext_back_part: context or tensor is NULL, or %s is no flash_attn_ext_back with gradient %d",
@@ -18518,9 +18123,7 @@ static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
             b->slope[i][j] = p->scale;
             b->g[i][j] = 0.0f;
             b->w[i][j] = -HUGE_VALF;
-            if (bias == -HUGE_VALF) {
-                continue;
-            }
+            if (bias == -HUGE_VALF) { continue; }
             float x = b->dot(b->q[i], b->k[j], p->q.ne[0]) * p->scale;
             if (cap != 0.0f) {
                 const float t = tanhf(x / cap);
@@ -18544,15 +18147,11 @@ static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to
             x[m] = rows[i];
             c[m] = f[i * step];
             m = (m + 1) % 4;
-            if (m == 0) {
-                b->add4(to, x, c, width);
-            }
+            if (m == 0) { b->add4(to, x, c, width); }
         }
     }
     for (int i = 0; i < m; ++i) {
-        for (int64_t d = 0; d < width; ++d) {
-            to[d] += c[i] * x[i][d];
-        }
+        for (int64_t d = 0; d < width; ++d) { to[d] += c[i] * x[i][d]; }
     }
 }
 
@@ -18570,15 +18169,11 @@ static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, stru
     float * dq = gcudai_attn_back_row(&b->p->dq, b->token0 + i, b->h, b->s);
     const int64_t dk = b->p->q.ne[0];
     float top = r->top, f[GCUDAI_ATTN_TILE];
-    for (int64_t j = 0; j < b->m; ++j) {
-        top = b->w[i][j] > top ? b->w[i][j] : top;
-    }
+    for (int64_t j = 0; j < b->m; ++j) { top = b->w[i][j] > top ? b->w[i][j] : top; }
     if (top > r->top && r->top != -HUGE_VALF) {
         const float shrink = expf(r->top - top);
         r->unit *= shrink;
-        for (int64_t d = 0; d < dk; ++d) {
-            dq[d] *= shrink;
-        }
+        for (int64_t d = 0; d < dk; ++d) { dq[d] *= shrink; }
     }
     r->top = top;
     for (int64_t j = 0; j < b->m; ++j) {
@@ -18607,9 +18202,7 @@ static void gcudai_attn_back_query_end(const struct gcudai_attn_pairs * b, int64
     } else {
         r->unit = factor;
     }
-    for (int64_t d = 0; d < p->q.ne[0]; ++d) {
-        dq[d] = factor == 0.0f ? 0.0f : dq[d] * factor;
-    }
+    for (int64_t d = 0; d < p->q.ne[0]; ++d) { dq[d] = factor == 0.0f ? 0.0f : dq[d] * factor; }
 }
 
 static void gcudai_attn_back_queries(struct gcudai_attn_pairs * b, const struct gcudai_attn_back_plan * a, int64_t item, char * shared) {
@@ -18776,9 +18369,7 @@ static void gcudai_window(enum gcuda_type type, const char * row, size_t nb0, in
     int64_t count, float * out) {
     const int64_t lo = first >= 0 ? 0 : GCUDAI_MIN((-first + step - 1) / step, count);
     const int64_t hi = first >= n ? lo : GCUDAI_MAX(GCUDAI_MIN((n - first + step - 1) / step, count), lo);
-    for (int64_t i = 0; i < lo; ++i) {
-        out[i] = 0.0f;
-    }
+    for (int64_t i = 0; i < lo; ++i) { out[i] = 0.0f; }
     if (hi > lo) {
         const char * from = row + (size_t) (first + lo * step) * nb0;
         if (type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && step == 1) {
@@ -18789,9 +18380,7 @@ static void gcudai_window(enum gcuda_type type, const char * row, size_t nb0, in
             }
         }
     }
-    for (int64_t i = hi; i < count; ++i) {
-        out[i] = 0.0f;
-    }
+    for (int64_t i = hi; i < count; ++i) { out[i] = 0.0f; }
 }
 
 // Where the elements of an im2col row come from.
@@ -18812,9 +18401,7 @@ static void gcudai_patch_read(const struct gcudai_patch * p, int64_t i0, int64_t
         const int64_t y = p->origin[1] + k1 * p->d[1], z = p->origin[2] + k2 * p->d[2];
         const bool is_inside = y >= 0 && y < p->ne[1] && z >= 0 && z < p->ne[2];
         const char * row = p->data + (size_t) channel * p->nb_channel;
-        if (is_inside) {
-            row += (size_t) y * p->nb[1] + (size_t) z * p->nb[2];
-        }
+        if (is_inside) { row += (size_t) y * p->nb[1] + (size_t) z * p->nb[2]; }
         gcudai_window(p->type, row, p->nb[0], is_inside ? p->ne[0] : 0, p->origin[0] + k0 * p->d[0], p->d[0], run, out);
         out += run;
         n -= run;
@@ -18833,9 +18420,7 @@ static void gcudai_patch_read(const struct gcudai_patch * p, int64_t i0, int64_t
 struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL, src, 2)) { return NULL; }
     const struct gcudai_conv_params p = { s0, s1, p0, p1, d0, d1, is_2D, GCUDA_PREC_DEFAULT };
     const int64_t ow = gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0);
     const int64_t oh = is_2D ? gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1) : b->ne[2];
@@ -18889,12 +18474,8 @@ static void gcudai_im2col_cpu(const union gcuda_args * args, const struct gcudai
 struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_BACK, src, 2)) {
-        return NULL;
-    }
-    if (ne == NULL) {
-        return gcudai_op_error(ctx, GCUDA_OP_IM2COL_BACK, "the shape is NULL");
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_BACK, src, 2)) { return NULL; }
+    if (ne == NULL) { return gcudai_op_error(ctx, GCUDA_OP_IM2COL_BACK, "the shape is NULL"); }
     const struct gcudai_conv_params p = { s0, s1, p0, p1, d0, d1, is_2D, GCUDA_PREC_DEFAULT };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_BACK, GCUDA_TYPE_F32, ne, src, 2);
     return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
@@ -18937,9 +18518,7 @@ static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai
 static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
     int64_t kh, float * sum) {
     const int64_t y = c->i1 + p->p1 - kh * p->d1;
-    if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
-        return;
-    }
+    if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) { return; }
     const int64_t column = (c->i2 * p->kernel.ne[1] + kh) * p->kernel.ne[0] + kw;
     const char * from = gcudai_at(&p->x, 0, y / p->s1, c->i3) + (size_t) column * p->x.nb[0];
     for (int64_t i = 0; i < c->n; ++i) {
@@ -18975,9 +18554,7 @@ static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * b) 
 struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_3D, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_3D, src, 2)) { return NULL; }
     if (IC > INT32_MAX) {
         return gcudai_op_error(ctx, GCUDA_OP_IM2COL_3D, "%lld channels, want at most %d", (long long) IC, INT32_MAX);
     }
@@ -19045,9 +18622,7 @@ static void gcudai_im2col_3d_cpu(const union gcuda_args * args, const struct gcu
 static struct gcuda_tensor * gcudai_conv_2d(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
     struct gcuda_tensor * b, const struct gcudai_conv_params * p) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, op, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, op, src, 2)) { return NULL; }
     const int64_t ne[4] = { gcudai_conv_extent(b->ne[0], a->ne[0], p->s0, p->p0, p->d0),
         gcudai_conv_extent(b->ne[1], a->ne[1], p->s1, p->p1, p->d1), a->ne[3], b->ne[3] };
     const enum gcuda_type type = gcudai_is_float(b->type) ? b->type : GCUDA_TYPE_F32; // wrong: the check will say so
@@ -19141,9 +18716,7 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
             j += run;
             ow = 0;
         }
-        for (int64_t j = n; j < width; ++j) {
-            out[j] = 0.0f;
-        }
+        for (int64_t j = n; j < width; ++j) { out[j] = 0.0f; }
     }
 }
 
@@ -19196,9 +18769,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
 
 static void gcudai_conv_2d_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args->conv);
-    for (int64_t item = t->i0; item < t->i1; ++item) {
-        gcudai_conv_2d_item(&args->conv, &c, item, t);
-    }
+    for (int64_t item = t->i0; item < t->i1; ++item) { gcudai_conv_2d_item(&args->conv, &c, item, t); }
 }
 
 // ---- convolutions through im2col ----
@@ -19211,9 +18782,7 @@ static int gcudai_size_param(const struct gcuda_tensor * a, int axis) {
 // [X, n1, n2, n3] times the kernel, whose output channels are its last dimension n_oc: [n1 * n2 * n3, n_oc].
 static struct gcuda_tensor * gcudai_conv_product(struct gcuda_context * ctx, struct gcuda_tensor * patches,
     struct gcuda_tensor * kernel, int64_t n_oc) {
-    if (patches == NULL) {
-        return NULL;
-    }
+    if (patches == NULL) { return NULL; }
     const int64_t n_places = gcudai_product(patches->ne[1], patches->ne[2], patches->ne[3], 1);
     struct gcuda_tensor * rows = gcuda_reshape_2d(ctx, patches, patches->ne[0], n_places);
     return gcuda_mul_mat(ctx, rows, gcuda_reshape_2d(ctx, kernel, patches->ne[0], n_oc));
@@ -19223,12 +18792,8 @@ struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_ten
     int s0, int p0, int d0) {
     struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[2] : 0);
-    if (y == NULL) {
-        return NULL;
-    }
-    if (patches->ne[2] == 1) {
-        return gcuda_reshape_3d(ctx, y, patches->ne[1], a->ne[2], 1);
-    }
+    if (y == NULL) { return NULL; }
+    if (patches->ne[2] == 1) { return gcuda_reshape_3d(ctx, y, patches->ne[1], a->ne[2], 1); }
     y = gcuda_reshape_3d(ctx, y, patches->ne[1], patches->ne[2], a->ne[2]);
     return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 2, 1, 3));
 }
@@ -19255,9 +18820,7 @@ struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_ten
     int s0, int s1, int p0, int p1, int d0, int d1) {
     struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, s1, p0, p1, d0, d1, true, a ? a->type : GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[3] : 0);
-    if (y == NULL) {
-        return NULL;
-    }
+    if (y == NULL) { return NULL; }
     y = gcuda_reshape_4d(ctx, y, patches->ne[1], patches->ne[2], patches->ne[3], a->ne[3]);
     return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 1, 3, 2));
 }
@@ -19283,9 +18846,7 @@ struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_
     struct gcuda_tensor * x = gcudai_planes_apart(ctx, b);
     const enum gcuda_type type = a && a->type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
     struct gcuda_tensor * patches = gcuda_im2col(ctx, k, x, s0, s1, p0, p1, d0, d1, true, type);
-    if (patches == NULL) {
-        return NULL;
-    }
+    if (patches == NULL) { return NULL; }
     const int64_t ow = patches->ne[1], oh = patches->ne[2];
     patches = gcuda_reshape_4d(ctx, patches, patches->ne[0], gcudai_product(ow, oh, 1, 1), b->ne[2], b->ne[3]);
     k = gcuda_reshape_4d(ctx, k, gcudai_product(a->ne[0], a->ne[1], 1, 1), 1, k->ne[3], 1);
@@ -19297,9 +18858,7 @@ struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_ten
     struct gcuda_tensor * patches = gcuda_im2col_3d(ctx, a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2,
         a ? a->type : GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, patches ? a->ne[3] / IC : 0);
-    if (y == NULL) {
-        return NULL;
-    }
+    if (y == NULL) { return NULL; }
     const int64_t n_oc = a->ne[3] / IC, n_images = b->ne[3] / IC, ow = patches->ne[1], oh = patches->ne[2];
     const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
     y = gcuda_reshape_4d(ctx, y, gcudai_product(ow, oh, 1, 1), od, n_images, n_oc);
@@ -19368,16 +18927,12 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
     int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
     float x[GCUDAI_PIECE];
-    if (y < 0 || y >= p->x.ne[1]) {
-        return;
-    }
+    if (y < 0 || y >= p->x.ne[1]) { return; }
     const float w = gcudai_float_of(&p->kernel, kw, kh, 0, c->i2);
     const int64_t first = c->i0 * p->s0 + kw * p->d0 - p->p0, n = p->x.ne[0], s = p->s0;
     const int64_t lo = first >= 0 ? 0 : (-first + s - 1) / s, hi = first >= n ? 0 : GCUDAI_MIN((n - first + s - 1) / s, c->n);
     gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], n, first, s, c->n, x);
-    for (int64_t i = lo; i < hi; ++i) {
-        sum[i] += w * x[i];
-    }
+    for (int64_t i = lo; i < hi; ++i) { sum[i] += w * x[i]; }
 }
 
 // Adds one kernel element's products for a piece of the channels of one pixel.
@@ -19385,15 +18940,11 @@ static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const s
     int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
-    if (x < 0 || x >= p->x.ne[0] || y < 0 || y >= p->x.ne[1]) {
-        return;
-    }
+    if (x < 0 || x >= p->x.ne[0] || y < 0 || y >= p->x.ne[1]) { return; }
     gcudai_load(p->x.type, gcudai_at(&p->x, y, c->i0, c->i3) + (size_t) x * p->x.nb[0], p->x.nb[2], c->n, v);
     gcudai_load(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i0) + (size_t) kw * p->kernel.nb[0], p->kernel.nb[3],
         c->n, w);
-    for (int64_t i = 0; i < c->n; ++i) {
-        sum[i] += w[i] * v[i];
-    }
+    for (int64_t i = 0; i < c->n; ++i) { sum[i] += w[i] * v[i]; }
 }
 
 static void gcudai_conv_2d_dw_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
@@ -19428,9 +18979,7 @@ static int64_t gcudai_conv_transpose_extent(int64_t in, int64_t k, int32_t s) {
 struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int p0, int d0) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, src, 2)) { return NULL; }
     const struct gcudai_conv_transpose_params p = { s0, p0, d0, { 0, 0, 0, 0 }, GCUDA_PREC_DEFAULT };
     const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], s0), a->ne[1], 1, 1 };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, GCUDA_TYPE_F32, ne, src, 2);
@@ -19508,9 +19057,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
     const int64_t w0 = from > 0 ? (from + s - 1) / s : 0, w1 = last < 0 ? 0 : GCUDAI_MIN(last / s + 1, p->x.ne[0]);
     const float * x[4];
     float k[4], buf[4][GCUDAI_PIECE + 1];
-    if (w0 >= w1) {
-        return;
-    }
+    if (w0 >= w1) { return; }
     for (int64_t i = 0; i < n; ++i) {
         const char * row = gcudai_at(&p->x, (c->i1 - kh) / s, ic + i, c->i3);
         k[i] = gcudai_float_of(&p->kernel, kw, kh, c->i2, ic + i);
@@ -19523,9 +19070,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
         return;
     }
     for (int64_t i = 0; i < n; ++i) {
-        for (int64_t w = 0; w < w1 - w0; ++w) {
-            to[w] += k[i] * x[i][w];
-        }
+        for (int64_t w = 0; w < w1 - w0; ++w) { to[w] += k[i] * x[i][w]; }
     }
 }
 
@@ -19541,9 +19086,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
         f.len = (c.n + f.stride - 1) / f.stride;
         memset(f.sum, 0, sizeof(f.sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1] && kh <= c.i1; ++kh) {
-            if ((c.i1 - kh) % p->stride != 0 || (c.i1 - kh) / p->stride >= p->x.ne[1]) {
-                continue;
-            }
+            if ((c.i1 - kh) % p->stride != 0 || (c.i1 - kh) / p->stride >= p->x.ne[1]) { continue; }
             for (int64_t ic = 0; ic < p->x.ne[2]; ic += 4) {
                 for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                     gcudai_conv_transpose_tap(p, &c, kw, kh, ic, GCUDAI_MIN(4, p->x.ne[2] - ic), &f, add4);
@@ -19551,9 +19094,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcuda_args * args, const st
                 }
             }
         }
-        for (int64_t j = 0; j < c.n; ++j) {
-            out[j] = f.sum[j % f.stride * f.len + j / f.stride];
-        }
+        for (int64_t j = 0; j < c.n; ++j) { out[j] = f.sum[j % f.stride * f.len + j / f.stride]; }
         gcudai_stretch_store(&p->y, &c, out);
     }
 }
@@ -19566,9 +19107,7 @@ static void gcudai_conv_transpose_1d_cpu(const union gcuda_args * args, const st
 struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, src, 2)) { return NULL; }
     const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], stride),
         gcudai_conv_transpose_extent(b->ne[1], a->ne[1], stride),
         a->ne[2], b->ne[3] };
@@ -19580,9 +19119,7 @@ struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, str
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // In F32, because paddings are real numbers; 0 when there is no output.
 static int64_t gcudai_pool_extent(int64_t in, int32_t k, int32_t s, float p) {
-    if (k < 1 || s < 1 || !(p >= 0.0f) || !(p < 1073741824.0f)) {
-        return 0;
-    }
+    if (k < 1 || s < 1 || !(p >= 0.0f) || !(p < 1073741824.0f)) { return 0; }
     const float n = ((float) in + 2.0f * p - (float) k) / (float) s + 1.0f;
     return n >= 1.0f && n < 9e18f ? (int64_t) n : 0;
 }
@@ -19591,9 +19128,7 @@ static int64_t gcudai_pool_extent(int64_t in, int32_t k, int32_t s, float p) {
 static bool gcudai_pool_begin(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * const * src, int n,
     float p0, float p1) {
     const bool is_ok = p0 >= 0.0f && p0 < 1073741824.0f && p1 >= 0.0f && p1 < 1073741824.0f;
-    if (!gcudai_op_begin(ctx, op, src, n)) {
-        return false;
-    }
+    if (!gcudai_op_begin(ctx, op, src, n)) { return false; }
     if (!is_ok) {
         gcudai_op_error(ctx, op, "paddings are %g and %g, want at least 0 and below 2^30", (double) p0, (double) p1);
     }
@@ -19603,9 +19138,7 @@ static bool gcudai_pool_begin(struct gcuda_context * ctx, enum gcuda_op op, stru
 struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op,
     int k0, int s0, int p0) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_1D, src, 1, (float) p0, 0.0f)) {
-        return NULL;
-    }
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_1D, src, 1, (float) p0, 0.0f)) { return NULL; }
     const struct gcudai_pool_1d_params p = { (int32_t) op, k0, s0, p0 };
     const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, (float) p0), a->ne[1], a->ne[2], a->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_1D, GCUDA_TYPE_F32, ne, src, 1);
@@ -19751,9 +19284,7 @@ static void gcudai_pool_1d_cpu(const union gcuda_args * args, const struct gcuda
 struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op,
     int k0, int k1, int s0, int s1, float p0, float p1) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D, src, 1, p0, p1)) {
-        return NULL;
-    }
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D, src, 1, p0, p1)) { return NULL; }
     const struct gcudai_pool_2d_params p = gcudai_pool_2d_params_from(op, k0, k1, s0, s1, p0, p1);
     const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1),
         a->ne[2], a->ne[3] };
@@ -19770,9 +19301,7 @@ static void gcudai_pool_2d_cpu(const union gcuda_args * args, const struct gcuda
 struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
     struct gcuda_tensor * src[] = { a, af };
-    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2, p0, p1)) {
-        return NULL;
-    }
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2, p0, p1)) { return NULL; }
     const struct gcudai_pool_2d_params p = gcudai_pool_2d_params_from(op, k0, k1, s0, s1, p0, p1);
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D_BACK, GCUDA_TYPE_F32, af->ne, src, 2);
     return gcudai_op_finish_with(ctx, y, &p, sizeof(p));
@@ -19858,9 +19387,7 @@ static void gcudai_pool_2d_back_cpu(const union gcuda_args * args, const struct 
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
-        for (int64_t i = 0; i < c.n; ++i) {
-            buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c);
-        }
+        for (int64_t i = 0; i < c.n; ++i) { buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c); }
         gcudai_stretch_store(&p->y, &c, buf);
     }
 }
@@ -19869,9 +19396,7 @@ static void gcudai_pool_2d_back_cpu(const union gcuda_args * args, const struct 
 struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1,
     int64_t ne2, int64_t ne3, uint32_t mode) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) { return NULL; }
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32; // wrong: the check will say so
     const struct gcudai_upscale_params p = { (int32_t) (mode & 0x7fffffffu) };
@@ -19881,9 +19406,7 @@ struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda
 struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor,
     enum gcuda_scale_mode mode) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) { return NULL; }
     if (scale_factor < 2) {
         return gcudai_op_error(ctx, GCUDA_OP_UPSCALE, "factor is %d, want at least 2", scale_factor);
     }
@@ -20068,9 +19591,7 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
     const struct gcuda_upscale_args * p = &args->upscale;
     struct gcudai_taps * x = (struct gcudai_taps *) (void *) t->shared;
     float buf[GCUDAI_PIECE], f[4];
-    for (int axis = 0; axis < 4; ++axis) {
-        f[axis] = gcudai_upscale_factor(p, axis);
-    }
+    for (int axis = 0; axis < 4; ++axis) { f[axis] = gcudai_upscale_factor(p, axis); }
     for (int64_t item = t->i0; item < t->i1; ++item) {
         if (t->phase == 0) {
             x[item] = gcudai_upscale_taps(p, item, f[0], p->x.ne[0]);
@@ -20092,9 +19613,7 @@ static void gcudai_upscale_cpu(const union gcuda_args * args, const struct gcuda
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { sx, c };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_CONV, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_CONV, src, 2)) { return NULL; }
     const int64_t ne[4] = { sx->ne[1], GCUDAI_MAX(sx->ne[0] - c->ne[0] + 1, 0), sx->ne[2], 1 };
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SSM_CONV, GCUDA_TYPE_F32, ne, src, 2));
 }
@@ -20165,9 +19684,7 @@ struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_te
     struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C,
     struct gcuda_tensor * ids) {
     struct gcuda_tensor * src[] = { s, x, dt, A, B, C, ids };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_SCAN, src, 7)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_SCAN, src, 7)) { return NULL; }
     const int64_t n_y = gcudai_product(x->ne[0], x->ne[1], x->ne[2], x->ne[3]);
     const int64_t n_s = gcudai_product(s->ne[0], x->ne[0], x->ne[1], x->ne[3]);
     int64_t n = 0;
@@ -20189,9 +19706,7 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     const int64_t * x = y->src[1]->ne; // P, H, T, S
     const int64_t * a = y->src[3]->ne;
     const int64_t * b = y->src[4]->ne; // N, G, T, S
-    for (int i = 1; i < 6; ++i) {
-        GCUDAI_TRY(gcudai_want_float(y, y->src[i]));
-    }
+    for (int i = 1; i < 6; ++i) { GCUDAI_TRY(gcudai_want_float(y, y->src[i])); }
     GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_type(y, y->src[6], GCUDA_TYPE_I32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
@@ -20246,9 +19761,7 @@ static float gcudai_ssm_step(float * GCUDAI_RESTRICT st, const float * GCUDAI_RE
             s[l] += v * c[i + l];
         }
     }
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        sum += s[l];
-    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) { sum += s[l]; }
     for (; i < n; ++i) {
         st[i] = st[i] * (is_one ? all : decay[i]) + b[i] * xd;
         sum += st[i] * c[i];
@@ -20266,9 +19779,7 @@ static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t chann
         return;
     }
     if (n_bytes > 0) { memset(st, 0, n_bytes); }
-    if (channel == 0 && h == 0) {
-        gcudai_bad_index(t, q, id, p->s.ne[3]);
-    }
+    if (channel == 0 && h == 0) { gcudai_bad_index(t, q, id, p->s.ne[3]); }
 }
 
 static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t item, const struct gcudai_task * t) {
@@ -20296,9 +19807,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
 }
 
 static void gcudai_ssm_scan_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    for (int64_t item = t->i0; item < t->i1; ++item) {
-        gcudai_ssm_scan_item(&args->ssm_scan, item, t);
-    }
+    for (int64_t item = t->i0; item < t->i1; ++item) { gcudai_ssm_scan_item(&args->ssm_scan, item, t); }
 }
 
 // ---- recurrences with a matrix per head ----
@@ -20307,9 +19816,7 @@ static void gcudai_ssm_scan_cpu(const union gcuda_args * args, const struct gcud
 // or -1) only [Z, H], then the state.
 static struct gcuda_tensor * gcudai_linear_attn(struct gcuda_context * ctx, enum gcuda_op op,
     struct gcuda_tensor * const * src, int n) {
-    if (!gcudai_op_begin(ctx, op, src, n)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, op, src, n)) { return NULL; }
     const int64_t * x = src[0]->ne;
     const int64_t n_states = gcudai_product(x[0], src[n - 1]->ne[1], 1, 1);
     int64_t n_rows = 0;
@@ -20367,9 +19874,7 @@ static double gcudai_linear_token_cost(int64_t size) { return (double) size * GC
 
 static void gcudai_linear_attn_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     int last = 0;
-    while (last + 1 < GCUDA_MAX_SRC && y->src[last + 1] != NULL) {
-        ++last;
-    }
+    while (last + 1 < GCUDA_MAX_SRC && y->src[last + 1] != NULL) { ++last; }
     const struct gcuda_array k = gcudai_array(y->src[0]), state = gcudai_array(y->src[last]), result = gcudai_array(y);
     const struct gcudai_linear c = gcudai_linear_plan(&k, &state, &result);
     w->n_items[0] = c.n_seqs * c.n_heads * c.n_blocks;
@@ -20502,9 +20007,7 @@ static void gcudai_gated_linear_attn_cpu(const union gcuda_args * args, const st
                     gcudai_gla_key(w, sum, v, k[i], q[i], g[i], c.n);
                 }
             }
-            for (int64_t j = 0; j < c.n; ++j) {
-                c.y[token * c.n_heads * c.size + j] = p->scale * sum[j];
-            }
+            for (int64_t j = 0; j < c.n; ++j) { c.y[token * c.n_heads * c.size + j] = p->scale * sum[j]; }
             if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
@@ -20539,9 +20042,7 @@ static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_R
             s[l] += x * r[j + l];
         }
     }
-    for (int l = 0; l < GCUDAI_LANES; ++l) {
-        sum += s[l];
-    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) { sum += s[l]; }
     for (; j < n; ++j) {
         row[j] = row[j] * w[j] + v * k[j] + sa * b[j];
         sum += row[j] * r[j];
@@ -20577,9 +20078,7 @@ static void gcudai_rwkv_wkv7_cpu(const union gcuda_args * args, const struct gcu
 struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
     bool left, bool lower, bool uni) {
     struct gcuda_tensor * src[] = { a, b };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_SOLVE_TRI, src, 2)) {
-        return NULL;
-    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SOLVE_TRI, src, 2)) { return NULL; }
     if (!left || !lower || uni) {
         return gcudai_op_error(ctx, GCUDA_OP_SOLVE_TRI, "left %d, lower %d, uni %d; only 1, 1, 0 exists",
             left ? 1 : 0, lower ? 1 : 0, uni ? 1 : 0);
@@ -20637,25 +20136,19 @@ static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t
         }
         for (int64_t k = 0; k < i; ++k) {
             const double w = (double) a[k];
-            for (int64_t c = 0; c < GCUDAI_SOLVE_BLOCK; ++c) {
-                rest[c] -= w * x[k * GCUDAI_SOLVE_BLOCK + c];
-            }
+            for (int64_t c = 0; c < GCUDAI_SOLVE_BLOCK; ++c) { rest[c] -= w * x[k * GCUDAI_SOLVE_BLOCK + c]; }
         }
         for (int64_t c = 0; c < n_cols; ++c) {
             x[i * GCUDAI_SOLVE_BLOCK + c] = rest[c] / (double) a[i];
             y[c] = (float) x[i * GCUDAI_SOLVE_BLOCK + c];
         }
-        for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) {
-            x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0;
-        }
+        for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) { x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0; }
         if (gcudai_stops(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
     }
 }
 
 static void gcudai_solve_tri_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    for (int64_t item = t->i0; item < t->i1; ++item) {
-        gcudai_solve_tri_item(&args->solve_tri, item, t);
-    }
+    for (int64_t item = t->i0; item < t->i1; ++item) { gcudai_solve_tri_item(&args->solve_tri, item, t); }
 }
 
 // ---------------- end of ops-c ----------------
@@ -20811,9 +20304,7 @@ struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t 
     }
     const size_t bytes = gcudai_graph_bytes(size, grads), hash = gcudai_graph_hash_size(size);
     char * p = (char *) gcudai_object_new(ctx, GCUDAI_OBJECT_GRAPH, bytes);
-    if (p == NULL) {
-        return NULL;
-    }
+    if (p == NULL) { return NULL; }
     memset(p, 0, bytes);
     struct gcuda_cgraph * g = (struct gcuda_cgraph *) (void *) p;
     struct gcudai_visit * scratch = (struct gcudai_visit *) (void *) (p + gcudai_pad(sizeof(*g), GCUDA_MEM_ALIGN));
@@ -20959,40 +20450,30 @@ static void gcudai_graph_index(struct gcuda_cgraph * g) {
 // Takes a failed expansion back. Keys leave in the reverse order of their coming, so that no probe chain breaks and
 // gradients keep their slots.
 static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs, const struct gcudai_visits * v) {
-    for (int32_t i = v->n; i-- > 0;) {
-        g->hash_keys[gcudai_graph_slot(g, v->items[i].tensor)] = NULL;
-    }
+    for (int32_t i = v->n; i-- > 0;) { g->hash_keys[gcudai_graph_slot(g, v->items[i].tensor)] = NULL; }
     g->n_nodes = n_nodes;
     g->n_leafs = n_leafs;
     gcudai_graph_recount(g);
 }
 
 static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char * what) {
-    if (g == NULL) {
-        return gcudai_null_fail(what, "graph");
-    }
+    if (g == NULL) { return gcudai_null_fail(what, "graph"); }
     if (g->ctx == NULL || g->hash_keys == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a view of a graph cannot grow", what);
     }
-    if (g->ctx->error != GCUDA_STATUS_SUCCESS) {
-        return gcuda_set_last_error(g->ctx->error, g->ctx->message);
-    }
+    if (g->ctx->error != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(g->ctx->error, g->ctx->message); }
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_forward_expand"));
-    if (tensor == NULL) {
-        return gcudai_null_fail("build_forward_expand", "tensor");
-    }
+    if (tensor == NULL) { return gcudai_null_fail("build_forward_expand", "tensor"); }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     struct gcudai_visits visits;
     visits.items = (struct gcudai_visit *) graph->scratch;
     visits.n = 0;
     const gcuda_status st = gcudai_graph_visit(graph, tensor, &visits);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_graph_undo(graph, n_nodes, n_leafs, &visits);
-    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_graph_undo(graph, n_nodes, n_leafs, &visits); }
     return st;
 }
 
@@ -21102,16 +20583,10 @@ gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * ds
             "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
             src ? src->n_leafs : 0, dst ? dst->size : 0);
     }
-    if (src == dst) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (src == dst) { return GCUDA_STATUS_SUCCESS; }
     gcuda_graph_clear(dst);
-    if (src->n_nodes > 0) {
-        memcpy(dst->nodes, src->nodes, (size_t) src->n_nodes * sizeof(*dst->nodes));
-    }
-    if (src->n_leafs > 0) {
-        memcpy(dst->leafs, src->leafs, (size_t) src->n_leafs * sizeof(*dst->leafs));
-    }
+    if (src->n_nodes > 0) { memcpy(dst->nodes, src->nodes, (size_t) src->n_nodes * sizeof(*dst->nodes)); }
+    if (src->n_leafs > 0) { memcpy(dst->leafs, src->leafs, (size_t) src->n_leafs * sizeof(*dst->leafs)); }
     dst->n_nodes = src->n_nodes;
     dst->n_leafs = src->n_leafs;
     dst->no_fusion = src->no_fusion;
@@ -21148,14 +20623,10 @@ struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i)
 
 struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, const char * name) {
     for (int i = 0; graph != NULL && name != NULL && i < graph->n_leafs; ++i) {
-        if (strcmp(graph->leafs[i]->name, name) == 0) {
-            return graph->leafs[i];
-        }
+        if (strcmp(graph->leafs[i]->name, name) == 0) { return graph->leafs[i]; }
     }
     for (int i = 0; graph != NULL && name != NULL && i < graph->n_nodes; ++i) {
-        if (strcmp(graph->nodes[i]->name, name) == 0) {
-            return graph->nodes[i];
-        }
+        if (strcmp(graph->nodes[i]->name, name) == 0) { return graph->nodes[i]; }
     }
     return NULL;
 }
@@ -21169,9 +20640,7 @@ static void gcudai_text_tensor(struct gcudai_text * out, int i, const struct gcu
         t->flags & GCUDA_TENSOR_FLAG_INPUT ? "i" : "-", t->flags & GCUDA_TENSOR_FLAG_OUTPUT ? "o" : "-",
         t->view_src ? "v" : "-", t->name);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (t->src[k] != NULL) {
-            gcudai_append(out, "%s%s", k == 0 ? "  <- " : ", ", t->src[k]->name);
-        }
+        if (t->src[k] != NULL) { gcudai_append(out, "%s%s", k == 0 ? "  <- " : ", ", t->src[k]->name); }
     }
     gcudai_append(out, "\n");
 }
@@ -21179,13 +20648,9 @@ static void gcudai_text_tensor(struct gcudai_text * out, int i, const struct gcu
 size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size) {
     struct gcudai_text out = { text, text ? size : 0, 0 };
     gcudai_append(&out, "%d nodes (p parameter, i input, o output, v view)\n", gcuda_graph_n_nodes(graph));
-    for (int i = 0; graph != NULL && i < graph->n_nodes; ++i) {
-        gcudai_text_tensor(&out, i, graph->nodes[i]);
-    }
+    for (int i = 0; graph != NULL && i < graph->n_nodes; ++i) { gcudai_text_tensor(&out, i, graph->nodes[i]); }
     gcudai_append(&out, "%d leafs\n", graph ? graph->n_leafs : 0);
-    for (int i = 0; graph != NULL && i < graph->n_leafs; ++i) {
-        gcudai_text_tensor(&out, i, graph->leafs[i]);
-    }
+    for (int i = 0; graph != NULL && i < graph->n_leafs; ++i) { gcudai_text_tensor(&out, i, graph->leafs[i]); }
     return out.used;
 }
 
@@ -21201,9 +20666,7 @@ void gcuda_graph_print(const struct gcuda_cgraph * graph) {
 
 // A name inside double quotes of the DOT language.
 static void gcudai_append_quoted(struct gcudai_text * out, const char * s) {
-    for (; *s != '\0'; ++s) {
-        gcudai_append(out, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
-    }
+    for (; *s != '\0'; ++s) { gcudai_append(out, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s); }
 }
 
 static void gcudai_dot_tensor(struct gcudai_text * out, const struct gcuda_tensor * t, const char * style) {
@@ -21235,9 +20698,7 @@ size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t
 gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename) {
     const size_t size = gcuda_graph_to_dot(graph, NULL, 0);
     char * text = (char *) gcudai_alloc(size + 1);
-    if (text == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (text == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     gcuda_graph_to_dot(graph, text, size + 1);
     FILE * f = filename ? fopen(filename, "w") : NULL;
     const bool is_written = f != NULL && fwrite(text, 1, size, f) == size;
@@ -21298,9 +20759,7 @@ static struct gcuda_tensor * gcudai_summed(
 static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor * src, struct gcuda_tensor * t) {
     struct gcuda_cgraph * g = b->graph;
     const size_t slot = gcudai_graph_find(g, src);
-    if (slot == GCUDAI_NONE || !b->wanted[slot] || t == NULL) {
-        return;
-    }
+    if (slot == GCUDAI_NONE || !b->wanted[slot] || t == NULL) { return; }
     if (g->grads[slot] == NULL) {
         g->grads[slot] = gcudai_packed(b->ctx, t);
     } else if (g->grads[slot] == g->grad_accs[slot] ||
@@ -21599,9 +21058,7 @@ static void gcudai_pad_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
         return;
     }
     g = gcudai_packed(b->ctx, g);
-    for (int i = 0; i < GCUDA_MAX_DIMS && g != NULL; ++i) {
-        offset += (size_t) p.ends[i][0] * g->nb[i];
-    }
+    for (int i = 0; i < GCUDA_MAX_DIMS && g != NULL; ++i) { offset += (size_t) p.ends[i][0] * g->nb[i]; }
     if (g != NULL) {
         gcudai_grad_add(b, 0,
             gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2],
@@ -21684,9 +21141,7 @@ static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor 
 // Sums groups of r2 and r3 consecutive matrices: those that shared one in the broadcasting of mul_mat.
 static struct gcuda_tensor * gcudai_grouped(
     struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
-    if (t == NULL || gcuda_are_same_shape(t, like)) {
-        return t;
-    }
+    if (t == NULL || gcuda_are_same_shape(t, like)) { return t; }
     const int64_t n = t->ne[0] * t->ne[1], a2 = like->ne[2], a3 = like->ne[3], b3 = t->ne[3];
     const int64_t shape2[GCUDA_MAX_DIMS] = { n, 1, a2 * b3, 1 }, shape3[GCUDA_MAX_DIMS] = { n * a2, 1, a3, 1 };
     t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n, t->ne[2] / a2, a2 * b3),
@@ -21765,8 +21220,7 @@ static void gcudai_im2col_grad(struct gcudai_backward * b, struct gcuda_tensor *
     const struct gcudai_conv_params p = gcudai_conv_params_of(y);
     int64_t ne[GCUDA_MAX_DIMS];
     memcpy(ne, y->src[1]->ne, sizeof(ne));
-    GCUDAI_GRAD_IF(b, 1,
-        gcuda_im2col_back(b->ctx, g, y->src[0], ne, p.s0, p.s1, p.p0, p.p1, p.d0, p.d1, p.is_2d != 0));
+    GCUDAI_GRAD_IF(b, 1, gcuda_im2col_back(b->ctx, g, y->src[0], ne, p.s0, p.s1, p.p0, p.p1, p.d0, p.d1, p.is_2d != 0));
 }
 
 static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
@@ -21826,9 +21280,7 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
         gcuda_set_output(gcuda_format_name(acc, "grad for %s", y->name)); // keeps its 1 over many computations
     }
-    if (b->wanted[slot]) {
-        b->graph->grads[slot] = b->graph->grad_accs[slot] = acc;
-    }
+    if (b->wanted[slot]) { b->graph->grads[slot] = b->graph->grad_accs[slot] = acc; }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -21840,9 +21292,7 @@ static void gcudai_backward_node(struct gcudai_backward * b, struct gcuda_tensor
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         reaches = reaches || (y->src[k] != NULL && gcudai_grad_wanted(b, y->src[k]));
     }
-    if (!b->wanted[slot] || g == NULL || !reaches) {
-        return;
-    }
+    if (!b->wanted[slot] || g == NULL || !reaches) { return; }
     b->node = y;
     const bool is_view_op = (gcudai_op_row(y->op)->flags & GCUDAI_OP_VIEW) != 0 || y->op == GCUDA_OP_CPY;
     if (row == NULL) {
@@ -21867,9 +21317,7 @@ static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes,
             n_params);
     }
     GCUDAI_TRY(gcudai_backward_mark(b, n_nodes));
-    for (int i = 0; i < n_nodes; ++i) {
-        GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL));
-    }
+    for (int i = 0; i < n_nodes; ++i) { GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL)); }
     for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS;
          --i) {
         struct gcuda_tensor * y = b->graph->nodes[i];
@@ -21880,9 +21328,7 @@ static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes,
             GCUDAI_TRY(gcuda_build_forward_expand(b->graph, g));
         }
     }
-    if (b->ctx->error != GCUDA_STATUS_SUCCESS) {
-        return gcuda_set_last_error(b->ctx->error, b->ctx->message);
-    }
+    if (b->ctx->error != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(b->ctx->error, b->ctx->message); }
     return b->status;
 }
 
@@ -21916,14 +21362,10 @@ gcuda_status gcuda_build_backward_expand(
     b.ctx = ctx;
     b.graph = graph;
     b.wanted = (bool *) gcudai_calloc(graph->hash_size, sizeof(bool));
-    if (b.wanted == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (b.wanted == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     const gcuda_status st = gcudai_backward_run(&b, n_nodes, grad_accs);
     gcudai_free(b.wanted);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_backward_undo(graph, n_nodes, n_leafs);
-    }
+    if (st != GCUDA_STATUS_SUCCESS) { gcudai_backward_undo(graph, n_nodes, n_leafs); }
     return st;
 }
 
@@ -21996,9 +21438,7 @@ gcuda_status gcuda_graph_clip_grads(
             graph->grads[slot] = gcuda_format_name(clipped, "clipped grad for %s", graph->nodes[i]->name);
         }
     }
-    if (norm != NULL) {
-        *norm = n;
-    }
+    if (norm != NULL) { *norm = n; }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22070,13 +21510,9 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
     size_t best = d->n - 1;
     size = gcudai_pad(size, d->alignment);
     *offset = 0;
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
     for (size_t i = 0; i + 1 < d->n; ++i) {
-        if (d->blocks[i].size >= size && (best == d->n - 1 || d->blocks[i].size <= d->blocks[best].size)) {
-            best = i;
-        }
+        if (d->blocks[i].size >= size && (best == d->n - 1 || d->blocks[i].size <= d->blocks[best].size)) { best = i; }
     }
     struct gcudai_free_block * b = &d->blocks[best];
     if (b->size < size) {
@@ -22086,9 +21522,7 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
     *offset = b->offset;
     b->offset += size;
     b->size -= size;
-    if (b->size == 0 && best + 1 < d->n) {
-        gcudai_dyn_remove(d, best);
-    }
+    if (b->size == 0 && best + 1 < d->n) { gcudai_dyn_remove(d, best); }
     d->max_size = GCUDAI_MAX(d->max_size, *offset + size);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22096,21 +21530,15 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
 static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t size) {
     size_t i = 0;
     size = gcudai_pad(size, d->alignment);
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    while (i < d->n && d->blocks[i].offset < offset) {
-        ++i;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
+    while (i < d->n && d->blocks[i].offset < offset) { ++i; }
     GCUDA_ASSERT(i == 0 || d->blocks[i - 1].offset + d->blocks[i - 1].size <= offset); // not freed twice
     GCUDA_ASSERT(i == d->n || offset + size <= d->blocks[i].offset);
     const bool joins_before = i > 0 && d->blocks[i - 1].offset + d->blocks[i - 1].size == offset;
     const bool joins_after = i < d->n && offset + size == d->blocks[i].offset;
     if (joins_before) {
         d->blocks[i - 1].size += size + (joins_after ? d->blocks[i].size : 0);
-        if (joins_after) {
-            gcudai_dyn_remove(d, i);
-        }
+        if (joins_after) { gcudai_dyn_remove(d, i); }
         return GCUDA_STATUS_SUCCESS;
     }
     if (joins_after) {
@@ -22242,16 +21670,10 @@ static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer
 static gcudai_atomic_i32 gcudai_n_checking; // number of allocators in checking mode, of all threads
 
 void gcuda_gallocr_free(gcuda_gallocr_t g) {
-    if (g == NULL) {
-        return;
-    }
+    if (g == NULL) { return; }
     for (int i = 0; i < g->n_bufs; ++i) {
-        if (g->buffers != NULL) {
-            gcuda_backend_buffer_free(g->buffers[i]);
-        }
-        if (g->dyns != NULL) {
-            gcudai_free(g->dyns[i].blocks);
-        }
+        if (g->buffers != NULL) { gcuda_backend_buffer_free(g->buffers[i]); }
+        if (g->dyns != NULL) { gcudai_free(g->dyns[i].blocks); }
     }
     while (g->retired != NULL) {
         gcuda_backend_buffer_t next = (gcuda_backend_buffer_t) g->retired->context;
@@ -22277,9 +21699,7 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
         return NULL;
     }
     gcuda_gallocr_t g = (gcuda_gallocr_t) gcudai_calloc(1, sizeof(*g));
-    if (g == NULL) {
-        return NULL;
-    }
+    if (g == NULL) { return NULL; }
     g->n_bufs = n_bufs;
     g->bufts = (gcuda_backend_buffer_type_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->bufts));
     g->owner = (int *) gcudai_calloc((size_t) n_bufs, sizeof(*g->owner));
@@ -22288,13 +21708,9 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
     bool is_ok = g->bufts != NULL && g->owner != NULL && g->buffers != NULL && g->dyns != NULL;
     for (int i = 0; i < n_bufs && is_ok; ++i) {
         g->bufts[i] = bufts[i];
-        while (g->bufts[g->owner[i]] != bufts[i]) {
-            g->owner[i]++;
-        }
+        while (g->bufts[g->owner[i]] != bufts[i]) { g->owner[i]++; }
         is_ok = bufts[i] != NULL;
-        if (!is_ok) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: buffer type %d is NULL", i);
-        }
+        if (!is_ok) { gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: buffer type %d is NULL", i); }
     }
     if (!is_ok) {
         gcuda_gallocr_free(g);
@@ -22336,21 +21752,15 @@ static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_c
         const struct gcuda_tensor * t = i < graph->n_leafs ? graph->leafs[i] : graph->nodes[i - graph->n_leafs];
         for (int k = 0; k <= GCUDA_MAX_SRC; ++k) { // sources first, then the tensor
             const struct gcuda_tensor * u = k < GCUDA_MAX_SRC ? t->src[k] : t;
-            if (u != NULL && u->view_src != NULL) {
-                GCUDAI_TRY(gcudai_map_add(&g->map, u->view_src, &index));
-            }
-            if (u != NULL) {
-                GCUDAI_TRY(gcudai_map_add(&g->map, u, &index));
-            }
+            if (u != NULL && u->view_src != NULL) { GCUDAI_TRY(gcudai_map_add(&g->map, u->view_src, &index)); }
+            if (u != NULL) { GCUDAI_TRY(gcudai_map_add(&g->map, u, &index)); }
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
 static uint64_t gcudai_mix_tensor(const struct gcudai_tensor_map * map, uint64_t h, const struct gcuda_tensor * t) {
-    if (t == NULL) {
-        return gcudai_hash(h, 0);
-    }
+    if (t == NULL) { return gcudai_hash(h, 0); }
     struct gcudai_node_kind kind;
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT, &kind);
     h = gcudai_hash(h, gcudai_map_get(map, t) + 1);
@@ -22362,9 +21772,7 @@ static uint64_t gcudai_mix_tensor(const struct gcudai_tensor_map * map, uint64_t
 // result's layout (those may be overwritten in place).
 static uint64_t gcudai_gallocr_structure(const struct gcudai_tensor_map * map, const struct gcuda_cgraph * graph) {
     uint64_t h = gcudai_hash((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        h = gcudai_mix_tensor(map, h, graph->leafs[i]);
-    }
+    for (int i = 0; i < graph->n_leafs; ++i) { h = gcudai_mix_tensor(map, h, graph->leafs[i]); }
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
         h = gcudai_mix_tensor(map, h, t);
@@ -22387,9 +21795,7 @@ static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor *
 // A source whose memory the node may take over: it dies here, and element for element it is read before it is written.
 static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     const struct gcudai_op_info * info = gcudai_op_row(t->op);
-    if (g->checks || info == NULL || !(info->flags & (GCUDAI_OP_REUSE | GCUDAI_OP_REUSE_FIRST))) {
-        return NULL;
-    }
+    if (g->checks || info == NULL || !(info->flags & (GCUDAI_OP_REUSE | GCUDAI_OP_REUSE_FIRST))) { return NULL; }
     for (int k = 0; k < ((info->flags & GCUDAI_OP_REUSE) ? GCUDA_MAX_SRC : 1); ++k) {
         const struct gcuda_tensor * p = t->src[k];
         if (p == NULL || p->view_src != NULL || (p->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcudai_same_layout(t, p)) {
@@ -22406,9 +21812,7 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
 
 static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     struct gcudai_life * life = gcudai_life_of(g, t);
-    if (!gcudai_is_ours(t) || life->is_allocated) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (!gcudai_is_ours(t) || life->is_allocated) { return GCUDA_STATUS_SUCCESS; }
     const struct gcuda_tensor * p = gcudai_reusable(g, t, buffer_id);
     if (p != NULL) {
         struct gcudai_life * parent = gcudai_life_of(g, p);
@@ -22425,9 +21829,7 @@ static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_te
 
 static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     struct gcudai_life * life = gcudai_life_of(g, t);
-    if (!life->is_allocated || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (!life->is_allocated || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT)) { return GCUDA_STATUS_SUCCESS; }
     life->is_allocated = false;
     if (g->checks) { // memory is not reused while checking
         life->is_dead = true;
@@ -22452,16 +21854,10 @@ static const struct gcuda_tensor * gcudai_gallocr_read_of(gcuda_gallocr_t g, con
 static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
     const struct gcuda_tensor * read = gcudai_gallocr_read_of(g, src);
     struct gcudai_life * life = gcudai_life_of(g, read);
-    if (--life->n_children > 0 || life->n_views > 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    if (read->view_src == NULL) {
-        return gcudai_gallocr_drop(g, read);
-    }
+    if (--life->n_children > 0 || life->n_views > 0) { return GCUDA_STATUS_SUCCESS; }
+    if (read->view_src == NULL) { return gcudai_gallocr_drop(g, read); }
     struct gcudai_life * owner = gcudai_life_of(g, src->view_src);
-    if (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (src->flags & GCUDA_TENSOR_FLAG_OUTPUT) { return GCUDA_STATUS_SUCCESS; }
     owner->n_views--;
     return owner->n_views == 0 && owner->n_children == 0 ? gcudai_gallocr_drop(g, src->view_src) : GCUDA_STATUS_SUCCESS;
 }
@@ -22532,15 +21928,11 @@ static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_c
     for (int i = 0; i < graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = graph->nodes[i];
         const int id = gcudai_buffer_id(node_ids, i);
-        if (t->flags & GCUDA_TENSOR_FLAG_INPUT) {
-            GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
-        }
+        if (t->flags & GCUDA_TENSOR_FLAG_INPUT) { GCUDAI_TRY(gcudai_gallocr_take(g, t, id)); }
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             if (t->src[k] != NULL) {
                 gcudai_gallocr_count_read(g, t->src[k]);
-                if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) {
-                    GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
-                }
+                if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) { GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id)); }
             }
         }
     }
@@ -22565,9 +21957,7 @@ static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct g
         const struct gcuda_tensor * src = t->src[k], * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
         if (owner == NULL || !gcudai_is_ours(owner) || gcuda_is_empty(owner)) { continue; }
         const struct gcudai_life * life = gcudai_life_of(g, owner);
-        if (owner->op != GCUDA_OP_NONE && !life->is_computed) {
-            return gcudai_fail_uncomputed(t, owner);
-        }
+        if (owner->op != GCUDA_OP_NONE && !life->is_computed) { return gcudai_fail_uncomputed(t, owner); }
         if (owner != src && !life->is_listed && !life->is_allocated) {
             return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, t,
                 "%s is a view of %s, which has no memory and is not in the graph: allocate it, or expand it into the graph",
@@ -22617,16 +22007,12 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
         gcudai_life_of(g, t)->node_at = gcudai_life_of(g, t)->is_again ? -1 : i;
         GCUDAI_TRY(gcudai_gallocr_check_reads(g, t));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            if (t->src[k] != NULL) {
-                GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
-            }
+            if (t->src[k] != NULL) { GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id)); }
         }
         GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
         gcudai_life_of(g, t)->is_computed = true;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            if (t->src[k] != NULL) {
-                GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
-            }
+            if (t->src[k] != NULL) { GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k])); }
         }
         GCUDAI_TRY(gcudai_gallocr_end_node(g, t));
     }
@@ -22674,9 +22060,7 @@ static gcuda_status gcudai_gallocr_plan(
             g->nodes[i].src[k] = gcudai_gallocr_place(g, graph->nodes[i]->src[k]);
         }
     }
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        g->leafs[i] = gcudai_gallocr_place(g, graph->leafs[i]);
-    }
+    for (int i = 0; i < graph->n_leafs; ++i) { g->leafs[i] = gcudai_gallocr_place(g, graph->leafs[i]); }
     g->n_nodes = graph->n_nodes;
     g->n_leafs = graph->n_leafs;
     g->structure = gcudai_gallocr_structure(&g->map, graph);
@@ -22689,9 +22073,7 @@ gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_c
         return gcudai_null_fail("gallocr_reserve_n_size", galloc == NULL ? "allocator" : graph == NULL ? "graph" : "result");
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
-    for (int i = 0; i < galloc->n_bufs; ++i) {
-        sizes[i] = galloc->owner[i] == i ? galloc->dyns[i].max_size : 0;
-    }
+    for (int i = 0; i < galloc->n_bufs; ++i) { sizes[i] = galloc->owner[i] == i ? galloc->dyns[i].max_size : 0; }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22763,16 +22145,12 @@ static struct gcudai_life * gcudai_check_life(const struct gcuda_tensor * t) {
 }
 
 static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
-    if (t == NULL) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (t == NULL) { return GCUDA_STATUS_SUCCESS; }
     if (t->view_src != NULL) {
         const bool is_owner_placed = t->view_src->buffer != NULL || t->view_src->data != NULL;
         return t->buffer == NULL && is_owner_placed ? gcuda_backend_view_init(t) : GCUDA_STATUS_SUCCESS;
     }
-    if (!gcudai_is_ours(t)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (!gcudai_is_ours(t)) { return GCUDA_STATUS_SUCCESS; }
     gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     GCUDAI_TRY(gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL));
@@ -22834,9 +22212,7 @@ static gcuda_status gcudai_buffer_list_add(
     struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
     GCUDAI_TRY(gcudai_array_reserve(&list->items, &list->cap, list->n + 1, sizeof(*list->items)));
     list->items[list->n] = gcuda_backend_buft_alloc_buffer(buft, size);
-    if (list->items[list->n] == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (list->items[list->n] == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     list->n++;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22847,9 +22223,7 @@ static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai
     GCUDAI_TRY(gcudai_buffer_list_add(list, buft, size));
     struct gcuda_tallocr talloc = gcuda_tallocr_new(list->items[list->n - 1]);
     for (struct gcuda_tensor * t = first; t != end; t = gcuda_get_next_tensor(ctx, t)) {
-        if (gcudai_is_ours(t)) {
-            GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, t));
-        }
+        if (gcudai_is_ours(t)) { GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, t)); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22860,9 +22234,7 @@ static gcuda_status gcudai_place_context(
     struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
     size_t sum = 0;
     for (struct gcuda_tensor * t = first; t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
-        if (!gcudai_is_ours(t)) {
-            continue;
-        }
+        if (!gcudai_is_ours(t)) { continue; }
         GCUDAI_TRY(gcudai_check_tensor(t));
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
         if (size > max || size > (size_t) PTRDIFF_MAX) {
@@ -22991,9 +22363,7 @@ gcuda_backend_buffer_t gcuda_backend_buffer_init(
 
 void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer) {
     if (buffer != NULL) {
-        if (buffer->iface.free_buffer) {
-            buffer->iface.free_buffer(buffer);
-        }
+        if (buffer->iface.free_buffer) { buffer->iface.free_buffer(buffer); }
         gcudai_free(buffer);
     }
 }
@@ -23048,26 +22418,20 @@ struct gcudai_multi_buffer {
 
 static void gcudai_multi_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
-    for (size_t i = 0; i < m->n; ++i) {
-        gcuda_backend_buffer_free(m->buffers[i]);
-    }
+    for (size_t i = 0; i < m->n; ++i) { gcuda_backend_buffer_free(m->buffers[i]); }
     gcudai_free(m->buffers);
     gcudai_free(m);
 }
 
 static gcuda_status gcudai_multi_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
     struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
-    for (size_t i = 0; i < m->n; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_clear(m->buffers[i], value));
-    }
+    for (size_t i = 0; i < m->n; ++i) { GCUDAI_TRY(gcuda_backend_buffer_clear(m->buffers[i], value)); }
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_multi_reset(gcuda_backend_buffer_t buffer) {
     struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
-    for (size_t i = 0; i < m->n; ++i) {
-        GCUDAI_TRY(gcuda_backend_buffer_reset(m->buffers[i]));
-    }
+    for (size_t i = 0; i < m->n; ++i) { GCUDAI_TRY(gcuda_backend_buffer_reset(m->buffers[i])); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23097,9 +22461,7 @@ gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buf
         whole = gcuda_backend_buffer_init(gcuda_backend_buffer_get_type(buffers[0]), &iface, m, size);
     }
     if (whole == NULL) {
-        for (size_t i = 0; i < n_buffers; ++i) {
-            gcuda_backend_buffer_free(buffers[i]);
-        }
+        for (size_t i = 0; i < n_buffers; ++i) { gcuda_backend_buffer_free(buffers[i]); }
         gcudai_free(list);
         gcudai_free(m);
         if (!is_whole) {
@@ -23111,15 +22473,11 @@ gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buf
 }
 
 void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_backend_buffer_usage usage) {
-    if (buffer == NULL) {
-        return;
-    }
+    if (buffer == NULL) { return; }
     buffer->usage = usage;
     if (gcuda_backend_buffer_is_multi_buffer(buffer)) {
         struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
-        for (size_t i = 0; i < m->n; ++i) {
-            gcuda_backend_buffer_set_usage(m->buffers[i], usage);
-        }
+        for (size_t i = 0; i < m->n; ++i) { gcuda_backend_buffer_set_usage(m->buffers[i], usage); }
     }
 }
 
@@ -23129,9 +22487,7 @@ void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_ba
 static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
-    if (t == NULL || (size > 0 && data == NULL)) {
-        return gcudai_null_fail(what, t == NULL ? "tensor" : "data");
-    }
+    if (t == NULL || (size > 0 && data == NULL)) { return gcudai_null_fail(what, t == NULL ? "tensor" : "data"); }
     if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "%s: %llu bytes at offset %llu are outside %s of %llu bytes", what, (unsigned long long) size,
@@ -23149,9 +22505,7 @@ static gcuda_status gcudai_check_range(
 gcuda_status gcuda_backend_tensor_set(struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_set"));
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
     if (buffer == NULL) { // data of a context
         memcpy((char *) tensor->data + offset, data, size);
         return GCUDA_STATUS_SUCCESS;
@@ -23162,9 +22516,7 @@ gcuda_status gcuda_backend_tensor_set(struct gcuda_tensor * tensor, const void *
 gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_get"));
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
     if (buffer == NULL) {
         memcpy(data, (const char *) tensor->data + offset, size);
         return GCUDA_STATUS_SUCCESS;
@@ -23220,9 +22572,7 @@ gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * tensor, voi
 gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, tensor, offset, size, "tensor_memset"));
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
     if (buffer == NULL) {
         memset((char *) tensor->data + offset, value, size);
         return GCUDA_STATUS_SUCCESS;
@@ -23236,13 +22586,9 @@ gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t v
 
 static gcuda_status gcudai_copy_staged(const struct gcuda_tensor * src, struct gcuda_tensor * dst, size_t size) {
     void * stage = gcudai_alloc(size);
-    if (stage == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (stage == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     gcuda_status st = gcuda_backend_tensor_get(src, stage, 0, size);
-    if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcuda_backend_tensor_set(dst, stage, 0, size);
-    }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(dst, stage, 0, size); }
     gcudai_free(stage);
     return st;
 }
@@ -23260,15 +22606,9 @@ static gcuda_status gcudai_want_same_layout(
 gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy"));
     const size_t size = gcuda_nbytes(src);
-    if (src == dst || size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    if (gcudai_in_host_memory(src)) {
-        return gcuda_backend_tensor_set(dst, src->data, 0, size);
-    }
-    if (gcudai_in_host_memory(dst)) {
-        return gcuda_backend_tensor_get(src, dst->data, 0, size);
-    }
+    if (src == dst || size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (gcudai_in_host_memory(src)) { return gcuda_backend_tensor_set(dst, src->data, 0, size); }
+    if (gcudai_in_host_memory(dst)) { return gcuda_backend_tensor_get(src, dst->data, 0, size); }
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
     gcuda_status st = GCUDA_STATUS_UNSUPPORTED;
     if (buffer != NULL && buffer->iface.cpy_tensor != NULL && src->data != NULL && dst->data != NULL) {
@@ -23302,14 +22642,10 @@ gcuda_status gcuda_backend_tensor_get_async(
 gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy_async"));
-    if (src == dst || gcuda_nbytes(src) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (src == dst || gcuda_nbytes(src) == 0) { return GCUDA_STATUS_SUCCESS; }
     if (backend_dst != NULL && backend_dst->iface.cpy_tensor_async != NULL) {
         const gcuda_status st = backend_dst->iface.cpy_tensor_async(backend_src, backend_dst, src, dst);
-        if (st != GCUDA_STATUS_UNSUPPORTED) {
-            return st;
-        }
+        if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
     }
     GCUDAI_TRY(gcuda_backend_synchronize(backend_src));
     GCUDAI_TRY(gcuda_backend_synchronize(backend_dst));
@@ -23382,9 +22718,7 @@ const uint8_t * gcuda_backend_guid(gcuda_backend_t backend) { return backend ? b
 const char * gcuda_backend_name(gcuda_backend_t backend) { return backend ? backend->iface.get_name(backend) : ""; }
 
 void gcuda_backend_free(gcuda_backend_t backend) {
-    if (backend != NULL) {
-        backend->iface.free(backend);
-    }
+    if (backend != NULL) { backend->iface.free(backend); }
 }
 
 gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend) { return backend ? backend->device : NULL; }
@@ -23462,9 +22796,7 @@ gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
 }
 
 void gcuda_backend_event_free(gcuda_backend_event_t event) {
-    if (event != NULL) {
-        event->device->iface.event_free(event->device, event);
-    }
+    if (event != NULL) { event->device->iface.event_free(event->device, event); }
 }
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
@@ -23476,9 +22808,7 @@ gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backe
 }
 
 gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
-    if (event == NULL) {
-        return gcudai_null_fail("event_synchronize", "event");
-    }
+    if (event == NULL) { return gcudai_null_fail("event_synchronize", "event"); }
     return event->device->iface.event_synchronize(event->device, event);
 }
 
@@ -23533,19 +22863,13 @@ gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, si
     size_t a = 0, b = 0;
     gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
                           : gcudai_null_fail("dev_memory", "device");
-    if (free != NULL) {
-        *free = a;
-    }
-    if (total != NULL) {
-        *total = b;
-    }
+    if (free != NULL) { *free = a; }
+    if (total != NULL) { *total = b; }
     return st;
 }
 
 gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
-    if (dev == NULL || props == NULL) {
-        return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result");
-    }
+    if (dev == NULL || props == NULL) { return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result"); }
     memset(props, 0, sizeof(*props));
     return dev->iface.get_props(dev, props);
 }
@@ -23591,9 +22915,7 @@ void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * 
 // How many letters the two have in common from the start. Names of devices are typed by people: "cpu" is "CPU".
 static size_t gcudai_same_letters(const char * a, const char * b) {
     size_t i = 0;
-    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
-        ++i;
-    }
+    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) { ++i; }
     return i;
 }
 static bool gcudai_same_name(const char * a, const char * b) {
@@ -23727,28 +23049,20 @@ static void gcudai_copying_free(struct gcudai_copying * c) {
 // Enters t, its owner first.
 static gcuda_status gcudai_copying_enter(struct gcudai_copying * c, const struct gcuda_tensor * t) {
     size_t index = 0;
-    if (t != NULL && t->view_src != NULL) {
-        GCUDAI_TRY(gcudai_map_add(&c->map, t->view_src, &index));
-    }
+    if (t != NULL && t->view_src != NULL) { GCUDAI_TRY(gcudai_map_add(&c->map, t->view_src, &index)); }
     return t != NULL ? gcudai_map_add(&c->map, t, &index) : GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
-    for (int i = 0; i < graph->n_leafs; ++i) {
-        GCUDAI_TRY(gcudai_copying_enter(c, graph->leafs[i]));
-    }
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_copying_enter(c, graph->leafs[i])); }
     for (int i = 0; i < graph->n_nodes; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]->src[k]));
-        }
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]->src[k])); }
         GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]));
     }
     GCUDAI_TRY(gcudai_array_reserve(&c->copies, &c->cap_copies, c->map.n, sizeof(*c->copies)));
     GCUDAI_TRY(gcudai_array_reserve(&c->originals, &c->cap_originals, c->map.n, sizeof(*c->originals)));
     for (size_t i = 0; i < c->map.cap; ++i) {
-        if (c->map.keys[i] != NULL) {
-            c->originals[c->map.values[i]] = c->map.keys[i];
-        }
+        if (c->map.keys[i] != NULL) { c->originals[c->map.values[i]] = c->map.keys[i]; }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -23764,9 +23078,7 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
         u = gcudai_tensor_new(
             c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
     }
-    if (u == NULL) {
-        return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error;
-    }
+    if (u == NULL) { return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error; }
     if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: %s has no memory", gcudai_label(NULL, t));
     }
@@ -23781,9 +23093,7 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
 
 static gcuda_status gcudai_copying_fill(struct gcudai_copying * c, gcuda_backend_t backend) {
     c->out.buffer = gcuda_backend_alloc_ctx_tensors(c->out.ctx_allocated, backend);
-    if (c->out.buffer == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (c->out.buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (size_t i = 0; i < c->map.n; ++i) {
         GCUDAI_TRY(c->copies[i]->view_src ? gcuda_backend_view_init(c->copies[i])
                                           : gcuda_backend_tensor_copy(c->originals[i], c->copies[i]));
@@ -23794,9 +23104,7 @@ static gcuda_status gcudai_copying_fill(struct gcudai_copying * c, gcuda_backend
 static gcuda_status gcudai_copying_link(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
     const size_t size = (size_t) GCUDAI_MAX(GCUDAI_MAX(graph->n_nodes, graph->n_leafs), GCUDAI_MAX(graph->size, 1));
     struct gcuda_cgraph * g = gcuda_new_graph_custom(c->out.ctx_allocated, size, false);
-    if (g == NULL) {
-        return c->out.ctx_allocated->error;
-    }
+    if (g == NULL) { return c->out.ctx_allocated->error; }
     for (int i = 0; i < graph->n_leafs; ++i) {
         g->leafs[g->n_leafs++] = c->copies[gcudai_map_get(&c->map, graph->leafs[i])];
     }
@@ -23823,13 +23131,9 @@ static gcuda_status gcudai_copying_run(
     params.no_alloc = true;
     c->out.ctx_allocated = gcuda_init(params);
     c->out.ctx_unallocated = gcuda_init(params);
-    if (c->out.ctx_allocated == NULL || c->out.ctx_unallocated == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (c->out.ctx_allocated == NULL || c->out.ctx_unallocated == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     GCUDAI_TRY(gcudai_copying_collect(c, graph));
-    for (size_t i = 0; i < c->map.n; ++i) {
-        GCUDAI_TRY(gcudai_copying_describe(c, i));
-    }
+    for (size_t i = 0; i < c->map.n; ++i) { GCUDAI_TRY(gcudai_copying_describe(c, i)); }
     GCUDAI_TRY(gcudai_copying_fill(c, backend));
     return gcudai_copying_link(c, graph);
 }
@@ -23908,9 +23212,7 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        return gcudai_fail(st, "compare_graph_backend: %.900s", gcudai_message);
-    }
+    if (st != GCUDA_STATUS_SUCCESS) { return gcudai_fail(st, "compare_graph_backend: %.900s", gcudai_message); }
     st = n_test_nodes > 0
             ? gcudai_compare_whole(backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
             : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
@@ -24184,9 +23486,7 @@ static gcuda_status gcudai_pool_run_jobs(
 }
 
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
-    if (p == NULL) {
-        return;
-    }
+    if (p == NULL) { return; }
     memset(p, 0, sizeof(*p));
     p->n_threads = n_threads > 0 ? n_threads : GCUDA_DEFAULT_N_THREADS;
     p->poll = 50;
@@ -24371,14 +23671,10 @@ static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_
         const struct gcuda_tensor * y = graph->nodes[i];
         struct gcudai_work w;
         GCUDAI_TRY(gcudai_cpu_supports(y));
-        if (gcudai_is_skipped(y)) {
-            continue;
-        }
+        if (gcudai_is_skipped(y)) { continue; }
         GCUDAI_TRY(gcudai_cpu_want_data(y, y));
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            if (y->src[k] != NULL) {
-                GCUDAI_TRY(gcudai_cpu_want_data(y, y->src[k]));
-            }
+            if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cpu_want_data(y, y->src[k])); }
         }
         GCUDAI_ZERO(w);
         gcudai_op_row(y->op)->work(y, &w);
@@ -24517,9 +23813,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
         if (!gcudai_is_skipped(y)) {
             st = gcudai_cpu_run_node(y, s, &run);
             if (y->op == GCUDA_OP_CUSTOM) { (void) gcudai_fp_enter(); } // which may have changed it; workers enter it with each node
-            if (st == GCUDA_STATUS_SUCCESS && s->check_finite) {
-                st = gcudai_cpu_check_finite(y, &run);
-            }
+            if (st == GCUDA_STATUS_SUCCESS && s->check_finite) { st = gcudai_cpu_check_finite(y, &run); }
         }
     }
     gcudai_fp_leave(before);
@@ -24585,9 +23879,7 @@ gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan
     if (s.pool == NULL && s.n_threads > 1) {
         const struct gcuda_threadpool_params params = gcuda_threadpool_params_default(s.n_threads);
         own = s.pool = gcuda_threadpool_new(&params);
-        if (own == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
+        if (own == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     }
     const gcuda_status st = gcudai_cpu_run(graph, &s);
     gcuda_threadpool_free(own);
@@ -24598,9 +23890,7 @@ gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, struct gcu
     struct gcuda_cplan plan = gcuda_graph_plan(graph, n_threads, NULL);
     if (plan.work_size > 0) {
         plan.work_data = (uint8_t *) gcuda_new_buffer(ctx, plan.work_size);
-        if (plan.work_data == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
+        if (plan.work_data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     }
     return gcuda_graph_compute(graph, &plan);
 }
@@ -24639,9 +23929,7 @@ static gcuda_status gcudai_cpu_buffer_get(
 static gcuda_status gcudai_cpu_buffer_copy(
     gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     (void) buffer;
-    if (!gcudai_in_host_memory(src)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+    if (!gcudai_in_host_memory(src)) { return GCUDA_STATUS_UNSUPPORTED; }
     memmove(dst->data, src->data, gcuda_nbytes(src));
     return GCUDA_STATUS_SUCCESS;
 }
@@ -24669,9 +23957,7 @@ static gcuda_status gcudai_cpu_buft_alloc(
     void * memory = size > 0 ? gcudai_alloc(size) : NULL;
     (void) buft;
     *buffer = NULL;
-    if (size > 0 && memory == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (size > 0 && memory == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     *buffer = gcudai_cpu_buffer_new(memory, size, true);
     if (*buffer == NULL) {
         gcudai_free(memory);
@@ -24720,9 +24006,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
 // The pool to use for n threads. The backend's own pool is made anew when it is too small or was inherited through fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
-    if (cpu->user_pool != NULL || n_threads == 1) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (cpu->user_pool != NULL || n_threads == 1) { return GCUDA_STATUS_SUCCESS; }
     if (cpu->own_pool == NULL || gcuda_threadpool_get_n_threads(cpu->own_pool) < n_threads) {
         const struct gcuda_threadpool_params params = gcuda_threadpool_params_default(n_threads);
         gcuda_threadpool_free(cpu->own_pool);
@@ -24755,9 +24039,7 @@ static gcuda_status gcudai_cpu_graph_compute(gcuda_backend_t backend, struct gcu
         gcudai_free(cpu->work);
         cpu->work = (char *) gcudai_alloc(work);
         cpu->work_size = cpu->work ? work : 0;
-        if (cpu->work == NULL) {
-            return GCUDA_STATUS_ALLOC_FAILED;
-        }
+        if (cpu->work == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     }
     return gcudai_cpu_compute(cpu, graph, n_threads, cpu->work, cpu->work_size);
 }
@@ -24808,9 +24090,7 @@ static gcuda_status gcudai_cpu_plan_create(
     gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan) {
     struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) gcudai_calloc(1, sizeof(*p));
     *plan = NULL;
-    if (p == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (p == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     p->n_threads = gcudai_cpu_n_threads((const struct gcudai_cpu *) backend);
     const gcuda_status st = gcudai_cpu_plan_update(backend, p, graph);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -24847,9 +24127,7 @@ static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
 
 gcuda_backend_t gcuda_backend_cpu_init(void) {
     struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
-    if (cpu == NULL) {
-        return NULL;
-    }
+    if (cpu == NULL) { return NULL; }
     memcpy(cpu->backend.guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid));
     cpu->backend.device = gcuda_backend_reg_dev_get(gcuda_backend_cpu_reg(), 0);
     cpu->backend.iface.get_name = gcudai_cpu_backend_name;
@@ -24889,21 +24167,15 @@ gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_thre
 
 gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend, struct gcuda_threadpool * threadpool) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_threadpool");
-    if (cpu == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
-    if (cpu->user_pool != NULL && cpu->user_pool != threadpool) {
-        gcuda_threadpool_pause(cpu->user_pool);
-    }
+    if (cpu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    if (cpu->user_pool != NULL && cpu->user_pool != threadpool) { gcuda_threadpool_pause(cpu->user_pool); }
     cpu->user_pool = threadpool;
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_backend_cpu_set_abort_callback(gcuda_backend_t backend, gcuda_abort_callback callback, void * data) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_abort_callback");
-    if (cpu == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cpu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     cpu->abort = callback;
     cpu->abort_data = data;
     return GCUDA_STATUS_SUCCESS;
@@ -24911,9 +24183,7 @@ gcuda_status gcuda_backend_cpu_set_abort_callback(gcuda_backend_t backend, gcuda
 
 gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_check_finite");
-    if (cpu == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cpu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     cpu->check_finite = check;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -25112,9 +24382,7 @@ static cudaError_t gcudai_cuda_query_failed(void) {
 
 // A failure here is an answer: its error is cleared, so that no later call reports it.
 static bool gcudai_cuda_went_well(cudaError_t err) {
-    if (err != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
+    if (err != cudaSuccess) { (void) cudaGetLastError(); }
     return err == cudaSuccess;
 }
 
@@ -25242,9 +24510,7 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
 static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
     gcudai_mutex_lock(&gcudai_g.lock);
     const bool is_new = !gcudai_cuda_found.is_ready;
-    if (is_new) {
-        gcudai_cuda_discover(&gcudai_cuda_found);
-    }
+    if (is_new) { gcudai_cuda_discover(&gcudai_cuda_found); }
     gcudai_mutex_unlock(&gcudai_g.lock);
     if (is_new) { gcudai_cuda_report(&gcudai_cuda_found); }
     return &gcudai_cuda_found;
@@ -25300,9 +24566,7 @@ int gcuda_backend_cuda_get_device_count(void) { return gcudai_cuda_devices_get()
 
 gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_description");
-    if (description != NULL && size > 0) {
-        snprintf(description, size, "%s", d ? d->description : "");
-    }
+    if (description != NULL && size > 0) { snprintf(description, size, "%s", d ? d->description : ""); }
     return d ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT;
 }
 
@@ -25504,9 +24768,7 @@ static size_t gcudai_cuda_vmm_granularity(int index) {
                          drv->cuMemCreate && drv->cuMemRelease && drv->cuMemMap && drv->cuMemUnmap &&
                          drv->cuMemSetAccess;
     size_t bytes = 0;
-    if (!has_all || gcudai_cuda_driver_attribute(index, GCUDAI_CU_ATTRIBUTE_VMM) == 0) {
-        return 0;
-    }
+    if (!has_all || gcudai_cuda_driver_attribute(index, GCUDAI_CU_ATTRIBUTE_VMM) == 0) { return 0; }
     const struct gcudai_cu_memory_prop prop = gcudai_cuda_vmm_prop(index);
     const int err = drv->cuMemGetAllocationGranularity(&bytes, &prop, GCUDAI_CU_GRANULARITY_RECOMMENDED);
     return err == 0 && bytes > 0 && (bytes & (bytes - 1)) == 0 ? bytes : 0;
@@ -25903,9 +25165,7 @@ static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, const c
                             : piece->is_managed ? cudaMallocManaged(&piece->ptr, piece->size, cudaMemAttachGlobal)
                                                 : cudaMalloc(&piece->ptr, piece->size);
     gcudai_cuda_unrelax(&scope);
-    if (err == cudaSuccess) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (err == cudaSuccess) { return GCUDA_STATUS_SUCCESS; }
     return gcudai_cuda_fail(
         err, call, piece->device, "%s: %llu bytes wanted, %llu free", what, size, gcudai_cuda_free_bytes());
 }
@@ -25953,9 +25213,7 @@ static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, 
 
 // Takes pieces without memory too. Whatever uses the memory has to be done.
 static void gcudai_cuda_give(struct gcudai_cuda_piece * piece) {
-    if (piece->ptr == NULL) {
-        return;
-    }
+    if (piece->ptr == NULL) { return; }
     gcudai_cuda_release(piece);
     if (piece->is_pinned) {
         gcudai_cuda_count_pinned(piece->ledger, 0, piece->size);
@@ -25981,9 +25239,7 @@ gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params
 }
 
 gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
-    if (gcudai_cuda_device_get(device, "cuda_set_device_budget") == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (gcudai_cuda_device_get(device, "cuda_set_device_budget") == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     gcudai_mutex_lock(&gcudai_g.lock);
     gcudai_cuda_memory.devices[device].stats.budget = bytes;
     gcudai_mutex_unlock(&gcudai_g.lock);
@@ -26037,9 +25293,7 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     total = total != NULL ? total : &unwanted;
     *free = *total = 0;
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_memory");
-    if (d == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (d == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
     const cudaError_t err = cudaMemGetInfo(free, total);
     gcudai_cuda_leave(&scope);
@@ -26083,9 +25337,7 @@ gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
             (unsigned long long) size, ptr);
     }
     struct gcudai_cuda_registered * r = (struct gcudai_cuda_registered *) gcudai_calloc(1, sizeof(*r));
-    if (r == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (r == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     struct gcudai_cuda_scope scope;
     const gcuda_status st = gcudai_cuda_enter_here(&scope, "cuda_register_host_buffer");
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -26285,9 +25537,7 @@ static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
 // Finds the first hole of at least size bytes. The mapped space after the last segment counts as one. False: none.
 static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t size, size_t * segment) {
     for (*segment = 0; *segment < r->n_segments; ++*segment) {
-        if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) {
-            return true;
-        }
+        if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) { return true; }
     }
     return size <= r->mapped - gcudai_cuda_range_end(r);
 }
@@ -26367,9 +25617,7 @@ static struct gcudai_cuda_block * gcudai_cuda_pool_best(struct gcudai_cuda_pool 
     struct gcudai_cuda_block * best = NULL;
     for (size_t i = 0; i < pool->n_blocks; ++i) {
         struct gcudai_cuda_block * b = &pool->blocks[i];
-        if (!b->is_used && b->piece.size >= size && (best == NULL || b->piece.size < best->piece.size)) {
-            best = b;
-        }
+        if (!b->is_used && b->piece.size >= size && (best == NULL || b->piece.size < best->piece.size)) { best = b; }
     }
     return best;
 }
@@ -26398,9 +25646,7 @@ static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool)
 // Returns unused memory to the device, unless a captured graph holds it. The stream is idle.
 static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
     size_t n = 0;
-    if (pool->n_holds > 0) {
-        return;
-    }
+    if (pool->n_holds > 0) { return; }
     for (size_t i = 0; i < pool->n_blocks; ++i) {
         struct gcudai_cuda_block * b = &pool->blocks[i];
         if (b->is_used) {
@@ -26462,9 +25708,7 @@ static gcuda_status gcudai_cuda_pool_take(
     }
     const size_t want = gcudai_pad(GCUDAI_MAX(size, 1), GCUDAI_CUDA_ALIGN);
     GCUDAI_TRY(gcudai_cuda_pool_reuse(pool, want, ptr));
-    if (*ptr != NULL) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (*ptr != NULL) { return GCUDA_STATUS_SUCCESS; }
     const bool can_release = pool->n_holds == 0;
     if (can_release && gcudai_cuda_pool_idle_blocks(pool) >= want) { // all too small
         GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
@@ -26472,9 +25716,7 @@ static gcuda_status gcudai_cuda_pool_take(
     }
     const size_t roomy = gcudai_pad(want + want / 16, GCUDAI_CUDA_ALIGN);
     const gcuda_status st = gcudai_cuda_pool_grow(pool, want, roomy, purpose, ptr);
-    if (st != GCUDA_STATUS_ALLOC_FAILED || !can_release) {
-        return st;
-    }
+    if (st != GCUDA_STATUS_ALLOC_FAILED || !can_release) { return st; }
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
     gcudai_cuda_pool_release(pool); // idle memory counts against the device's: without it the request may fit
     return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
@@ -26541,9 +25783,7 @@ static bool gcudai_cuda_pool_is_open_to(const struct gcudai_cuda_pool * pool, in
 static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
-    if (gcudai_cuda_pool_is_open_to(pool, peer)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (gcudai_cuda_pool_is_open_to(pool, peer)) { return GCUDA_STATUS_SUCCESS; }
     for (size_t i = 0; i < pool->n_ranges && err == 0; ++i) {
         const struct gcudai_cuda_range * r = &pool->ranges[i];
         if (r->mapped > 0) { err = gcudai_cuda_range_access(r->base, r->mapped, bit, GCUDAI_CU_ACCESS_READWRITE); }
@@ -26736,11 +25976,7 @@ static bool gcudai_cuda_spins(const struct gcudai_cuda * cu) {
 }
 
 static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
-    if (cu->wait == GCUDA_CUDA_WAIT_YIELD) {
-        gcudai_cpu_yield();
-    } else {
-        gcudai_cpu_relax();
-    }
+    if (cu->wait == GCUDA_CUDA_WAIT_YIELD) { gcudai_cpu_yield(); } else { gcudai_cpu_relax(); }
 }
 
 // The error of a launch, with the node that it was for.
@@ -27019,18 +26255,10 @@ static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
         gcudai_mutex_lock(&gcudai_g.lock);
         const enum gcuda_cuda_route route = pair->route;
         const bool is_mine = route == GCUDA_CUDA_ROUTE_UNKNOWN && !pair->is_busy;
-        if (is_mine) {
-            pair->is_busy = gcudai_cuda_pairs[to][from].is_busy = true;
-        }
+        if (is_mine) { pair->is_busy = gcudai_cuda_pairs[to][from].is_busy = true; }
         gcudai_mutex_unlock(&gcudai_g.lock);
-        if (route != GCUDA_CUDA_ROUTE_UNKNOWN) {
-            return route;
-        }
-        if (is_mine) {
-            gcudai_cuda_probe_pair(from, to);
-        } else {
-            gcudai_cpu_yield();
-        }
+        if (route != GCUDA_CUDA_ROUTE_UNKNOWN) { return route; }
+        if (is_mine) { gcudai_cuda_probe_pair(from, to); } else { gcudai_cpu_yield(); }
     }
 }
 
@@ -27048,9 +26276,7 @@ static void gcudai_cuda_peers_forget(void) {
     int before = -1;
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES * GCUDA_CUDA_MAX_DEVICES; ++i) {
         const int device = i / GCUDA_CUDA_MAX_DEVICES, peer = i % GCUDA_CUDA_MAX_DEVICES;
-        if (!gcudai_cuda_pairs[device][peer].is_ours) {
-            continue;
-        }
+        if (!gcudai_cuda_pairs[device][peer].is_ours) { continue; }
         if (before < 0) {
             if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxGetCurrent(&context); }
             before = gcudai_cuda_went_well(cudaGetDevice(&before)) ? before : 0;
@@ -27082,9 +26308,7 @@ gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
 
 gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
     int can = 0;
-    if (info == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL");
-    }
+    if (info == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL"); }
     GCUDAI_ZERO(*info);
     GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_get_peer"));
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -27181,9 +26405,7 @@ static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct 
         GCUDAI_CUDA_STAGE_SLOTS * GCUDAI_CUDA_STAGE_BYTES, "copies to another device", &s->host));
     for (int i = 0; i < 2 * GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         const int k = i % GCUDAI_CUDA_STAGE_SLOTS, device = i == k ? s->from : s->to;
-        if (k == 0) {
-            GCUDAI_CUDA_TRY(gcudai_cuda_select(device), device, "selecting the device");
-        }
+        if (k == 0) { GCUDAI_CUDA_TRY(gcudai_cuda_select(device), device, "selecting the device"); }
         GCUDAI_CUDA_TRY(
             cudaEventCreateWithFlags(i == k ? &s->filled[k] : &s->emptied[k], cudaEventDisableTiming), device,
             "making an event for copies from CUDA%d to CUDA%d", s->from, s->to);
@@ -27197,9 +26419,7 @@ static gcuda_status gcudai_cuda_stage_new(
     struct gcudai_cuda_scope scope;
     struct gcudai_cuda_stage * s = (struct gcudai_cuda_stage *) gcudai_calloc(1, sizeof(*s));
     *stage = NULL;
-    if (s == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (s == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     s->from = from;
     s->to = to;
     gcuda_status st = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[from]);
@@ -27298,9 +26518,7 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
             route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
                                               : "which has to go through host memory");
     }
-    if (*stage == NULL) {
-        GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage));
-    }
+    if (*stage == NULL) { GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage)); }
     from->n_staged++;
     to->n_staged++;
     return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
@@ -27313,9 +26531,7 @@ static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda_scope scope;
     m.from = from->device->index;
     m.to = to->device->index;
-    if (m.width == 0 || m.height == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (m.width == 0 || m.height == 0) { return GCUDA_STATUS_SUCCESS; }
     if (m.src_pitch == m.width && m.dst_pitch == m.width) { // one piece
         m.width *= m.height;
         m.height = 1;
@@ -27495,9 +26711,7 @@ static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint
 static gcuda_status gcudai_cuda_buffer_copy(
     gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     const gcuda_backend_buffer_t from = gcudai_buffer_of(src);
-    if (from == NULL || !gcudai_cuda_is_buft(from->buft)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+    if (from == NULL || !gcudai_cuda_is_buft(from->buft)) { return GCUDA_STATUS_UNSUPPORTED; }
     struct gcudai_cuda_device * d = gcudai_cuda_buft_device(buffer->buft);
     const struct gcudai_cuda_device * d_from = gcudai_cuda_buft_device(from->buft);
     const int device = d->index, device_from = d_from->index;
@@ -27532,9 +26746,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         return GCUDA_STATUS_SUCCESS;
     }
     const size_t size = gcuda_nbytes(tensor), padded = gcudai_cuda_buft_alloc_size(buffer->buft, tensor);
-    if (padded == size || buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_COMPUTE) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (padded == size || buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_COMPUTE) { return GCUDA_STATUS_SUCCESS; }
     if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s (%s) on %s: nb[0] is %llu, want adjacent blocks",
             gcudai_called(tensor), gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
@@ -27559,9 +26771,7 @@ static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     iface.cpy_tensor = gcudai_cuda_buffer_copy;
     iface.clear = gcudai_cuda_buffer_clear;
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) gcudai_calloc(1, sizeof(*b));
-    if (b == NULL) {
-        return NULL;
-    }
+    if (b == NULL) { return NULL; }
     b->ptr = ptr;
     if (piece != NULL) { b->piece = *piece; }
     gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
@@ -28020,9 +27230,7 @@ static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
 
 static void gcudai_cuda_join_all_columns(struct gcuda_mul_mat_args * p) {
     gcudai_cuda_join_columns(p, 2);
-    if (p->b.ne[2] == 1) {
-        gcudai_cuda_join_columns(p, 3);
-    }
+    if (p->b.ne[2] == 1) { gcudai_cuda_join_columns(p, 3); }
 }
 
 // Whether dimensions 2 and 3 can be one: the matrices of t are evenly strided.
@@ -28074,9 +27282,7 @@ static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct g
     const int64_t n_batch = is_one_batch ? p.b.ne[2] : r2;
     GCUDAI_TRY(gcudai_cublas_call_of(&p, &call));
     GCUDAI_TRY(gcudai_cublas_ready(cu));
-    if (gcudai_cublas_wants_pointers(cu, &p, n_batch)) {
-        return gcudai_cuda_gemm_pointers(cu, &p, &call);
-    }
+    if (gcudai_cublas_wants_pointers(cu, &p, n_batch)) { return gcudai_cuda_gemm_pointers(cu, &p, &call); }
     for (int64_t i3 = 0; i3 < p.b.ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < p.b.ne[2]; i2 += n_batch) {
             GCUDAI_TRY(gcudai_cuda_gemm_strided(cu, &p, &call, r2 > 1, i2, i3, n_batch));
@@ -28481,9 +27687,7 @@ static gcuda_status gcudai_cuda_packed(
     struct gcuda_cpy_args copy;
     size_t size = 0;
     *scratch = NULL;
-    if (gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)) { return GCUDA_STATUS_SUCCESS; }
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     copy.y.type = type;
@@ -28501,9 +27705,7 @@ static gcuda_status gcudai_cuda_packed_halves(
     size_t size = 0;
     *scratch = NULL;
     *scale = NULL;
-    if (t->type == GCUDA_TYPE_F16) {
-        return gcudai_cuda_packed(cu, t, GCUDA_TYPE_F16, align, scratch);
-    }
+    if (t->type == GCUDA_TYPE_F16) { return gcudai_cuda_packed(cu, t, GCUDA_TYPE_F16, align, scratch); }
     p.x = p.y = *t;
     p.y.type = GCUDA_TYPE_F16;
     GCUDAI_TRY(gcudai_aligned_layout(GCUDA_TYPE_F16, t->ne, align, p.y.nb, &size));
@@ -28585,9 +27787,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
 // Row-split weights take one path on all devices, whatever rows each has.
 static gcuda_status gcudai_cuda_multiply(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
     p.prec = choice->prec;
-    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) {
-        return gcudai_cuda_multiply_packed(cu, choice->path, p);
-    }
+    if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) { return gcudai_cuda_multiply_packed(cu, choice->path, p); }
     if (choice->path == GCUDAI_CUDA_MM_WGMMA) { gcudai_cuda_join_all_columns(&p); }
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(choice->path, &p, NULL);
     return gcudai_cuda_launch_job(cu, &job, choice->scratch_bytes);
@@ -28674,13 +27874,9 @@ static struct gcudai_cuda_split_type * gcudai_cuda_split_types; // under the reg
 // Rows before the device's. The one rule for storage and products: a boundary in the rows is rounded down, the end is
 // not, so a last device whose share is 0 stays empty. All of a matrix with fewer rows than the rounding is on the last.
 static int64_t gcudai_cuda_split_low(const struct gcudai_cuda_split_type * t, int64_t n_rows, int device) {
-    if (device == 0 || device >= t->n) {
-        return device == 0 ? 0 : n_rows;
-    }
+    if (device == 0 || device >= t->n) { return device == 0 ? 0 : n_rows; }
     const double at = (double) n_rows * t->start[device];
-    if (at >= (double) n_rows) {
-        return n_rows;
-    }
+    if (at >= (double) n_rows) { return n_rows; }
     return (int64_t) at - (int64_t) at % t->rounding;
 }
 
@@ -28796,9 +27992,7 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(main_device, "cuda_split_buffer_type");
     struct gcudai_cuda_split_type * t =
         d ? (struct gcudai_cuda_split_type *) gcudai_calloc(1, sizeof(struct gcudai_cuda_split_type)) : NULL;
-    if (t == NULL) {
-        return NULL;
-    }
+    if (t == NULL) { return NULL; }
     t->main_device = main_device;
     t->n = gcudai_cuda_devices_get()->n;
     if (gcudai_cuda_split_shares(t, tensor_split, tensor_split ? n : 0) != GCUDA_STATUS_SUCCESS) {
@@ -28824,9 +28018,7 @@ gcuda_status gcuda_backend_cuda_get_split_rows(
             "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
             gcuda_backend_buft_name(buft));
     }
-    if (gcudai_cuda_device_get(device, "cuda_get_split_rows") == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (gcudai_cuda_device_get(device, "cuda_get_split_rows") == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const struct gcudai_cuda_rows r =
         gcudai_cuda_split_rows((const struct gcudai_cuda_split_type *) buft, tensor, device);
     *low = r.low;
@@ -28910,9 +28102,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     const size_t size = gcudai_cuda_split_bytes(tensor, r);
     struct gcudai_cuda_scope scope;
     char what[GCUDA_MAX_NAME + 64];
-    if (size == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
     snprintf(what, sizeof(what), "rows %lld to %lld of %s", (long long) r.low, (long long) r.high, gcudai_called(tensor));
     part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
@@ -28995,9 +28185,7 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
         const int device = i % t->n;
         const struct gcudai_cuda_split_part * part = &s->parts[device];
-        if (part->memory.ptr == NULL) {
-            continue;
-        }
+        if (part->memory.ptr == NULL) { continue; }
         cudaError_t e = gcudai_cuda_select(device);
         if (i >= t->n || e != cudaSuccess) {
             e = e == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : e;
@@ -29077,9 +28265,7 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * a = y->src[k];
         const struct gcudai_cuda_split_type * t = a ? gcudai_cuda_split_of(gcudai_buffer_of(a)) : NULL;
-        if (t == NULL) {
-            continue;
-        }
+        if (t == NULL) { continue; }
         GCUDAI_CAN(y, gcudai_is_product(y->op) && k == 0,
             "%s is in a %s buffer: only mul_mat and mul_mat_id take it, as their first operand", gcudai_label(y, a), t->name);
         GCUDAI_CAN(y, t->buft.device == &d->device, "%s is in a %s buffer, whose main device is not %s%s", gcudai_label(y, a),
@@ -29218,9 +28404,7 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
     for (int i = 0; i < t->n; ++i) {
         const struct gcudai_cuda_rows r = gcudai_cuda_split_rows(t, a, i);
         struct gcudai_cuda_share * s = &shares[*n];
-        if (r.low == r.high) {
-            continue;
-        }
+        if (r.low == r.high) { continue; }
         GCUDAI_ZERO(*s);
         s->cu = cu;
         if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_side(cu, i, &s->cu)); }
@@ -29247,9 +28431,7 @@ static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
 // memory and of his allocators' that is not known.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
-    if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
-        return false;
-    }
+    if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) { return false; }
     const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
     return b->piece.ptr != NULL && b->piece.from.alloc == NULL && !b->piece.is_managed;
 }
@@ -29275,9 +28457,7 @@ static void gcudai_cuda_share_reach(
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
-    if (t->data == NULL || gcudai_cuda_split_pitch(t) > 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (t->data == NULL || gcudai_cuda_split_pitch(t) > 0) { return GCUDA_STATUS_SUCCESS; }
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
@@ -29318,9 +28498,7 @@ static gcuda_status gcudai_cuda_multiply_part(struct gcudai_cuda * cu, const str
 
 static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s) {
     struct gcuda_mul_mat_id_args p;
-    if (s->ids.data == NULL) {
-        return gcudai_cuda_multiply_part(s->cu, s->choice, s->args);
-    }
+    if (s->ids.data == NULL) { return gcudai_cuda_multiply_part(s->cu, s->choice, s->args); }
     GCUDAI_ZERO(p);
     p.as = s->args.a;
     p.b = s->args.b;
@@ -29657,9 +28835,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
 static gcuda_status gcudai_cuda_split_node(
     struct gcudai_cuda * cu, const union gcuda_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
-    if (node->op == GCUDA_OP_MUL_MAT) {
-        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node, choice);
-    }
+    if (node->op == GCUDA_OP_MUL_MAT) { return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node, choice); }
     GCUDAI_ZERO(p);
     p.a = args->mul_mat_id.as;
     p.b = args->mul_mat_id.b;
@@ -29682,9 +28858,7 @@ static gcuda_status gcudai_cuda_want_float(const struct gcuda_tensor * y, const 
 static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_cuda_want_float(y, y));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        if (y->src[k] != NULL) {
-            GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[k]));
-        }
+        if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[k])); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -29800,9 +28974,7 @@ static gcuda_status gcudai_cuda_custom(const union gcuda_args * args, gcuda_stre
     const cudaError_t before = cudaPeekAtLastError();
     const gcuda_status st = p->cuda(p->dst, stream, p->userdata);
     const cudaError_t after = cudaPeekAtLastError();
-    if (after != cudaSuccess && after != before) {
-        return GCUDA_STATUS_FAILED;
-    }
+    if (after != cudaSuccess && after != before) { return GCUDA_STATUS_FAILED; }
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "the CUDA callback returned %s", gcuda_status_to_string(st));
 }
 
@@ -29840,9 +29012,7 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
             (long long) y->src[k]->ne[0], GCUDA_MATRIX_ROW_PADDING);
     }
     GCUDAI_TRY(gcudai_cuda_split_can(d, y));
-    if (gcudai_is_noop(y)) {
-        return GCUDA_STATUS_SUCCESS;
-    }
+    if (gcudai_is_noop(y)) { return GCUDA_STATUS_SUCCESS; }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     const char * left_out = gcudai_op_row(y->op) != NULL ? gcudai_cuda_ops[y->op].left_out_by : NULL;
     GCUDAI_CAN(y, left_out == NULL, "%s left this operation's kernels out of this build", left_out);
@@ -29875,9 +29045,7 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
         if (!gcudai_is_skipped(y)) {
             GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
             for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-                if (y->src[k] != NULL) {
-                    GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k]));
-                }
+                if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k])); }
             }
         }
     }
@@ -29928,9 +29096,7 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcuda_args
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     size_t n_bytes = 0;
     void ** scratch = op->scratch ? op->scratch(args, &n_bytes) : NULL;
-    if (n_bytes == 0) {
-        return op->run(args, cu->stream);
-    }
+    if (n_bytes == 0) { return op->run(args, cu->stream); }
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
     const gcuda_status st = op->run(args, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, *scratch);
@@ -29984,9 +29150,7 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(struct gcudai_cud
 // choice: of a product, made already, or made here.
 static gcuda_status gcudai_cuda_run_product(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, const union gcuda_args * args, struct gcudai_cuda_mm_choice * choice) {
-    if (gcudai_cuda_is_split(y)) {
-        return gcudai_cuda_split_node(cu, args, y, choice);
-    }
+    if (gcudai_cuda_is_split(y)) { return gcudai_cuda_split_node(cu, args, y, choice); }
     const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16; // which a forked stream may lack
     if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) { return gcuda_launch_hadamard(&args->mul_mat, cu->stream); }
     struct gcudai_cuda_mm_choice without_cublas;
@@ -30325,14 +29489,10 @@ enum gcudai_cuda_cuttable { GCUDAI_CUDA_CUT_STOP, GCUDAI_CUDA_CUT_NO, GCUDAI_CUD
 
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_array * a, const char * rule, int64_t n) {
     const int own = rule[0] - '0';
-    if (rule[1] == '!' || rule[1] == '.') {
-        return rule[1] == '.' ? GCUDAI_CUDA_CUT_YES : GCUDAI_CUDA_CUT_NO;
-    }
+    if (rule[1] == '!' || rule[1] == '.') { return rule[1] == '.' ? GCUDAI_CUDA_CUT_YES : GCUDAI_CUDA_CUT_NO; }
     const int64_t ne = a->ne[own];
     const bool fits = rule[1] == '>' ? ne >= n : rule[1] == '%' || rule[1] == '/' ? ne > 0 && n % ne == 0 : ne == n;
-    if (!fits) {
-        return rule[1] == '#' ? GCUDAI_CUDA_CUT_STOP : GCUDAI_CUDA_CUT_NO;
-    }
+    if (!fits) { return rule[1] == '#' ? GCUDAI_CUDA_CUT_STOP : GCUDAI_CUDA_CUT_NO; }
     return own == 0 && gcuda_blck_size(a->type) > 1 ? GCUDAI_CUDA_CUT_NO : GCUDAI_CUDA_CUT_YES;
 }
 
@@ -30403,9 +29563,7 @@ static void gcudai_cuda_cut_slice(
 // per second, about a sixth of what plain kernels reach on Hopper.
 static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     double n_bytes = (double) gcuda_nbytes(y);
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
-    }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0; }
     const struct gcudai_cuda_cut * cut = &gcudai_cuda_cuts[y->op];
     const double products = cut->products != NULL ? cut->products(y) : 0.0;
     const double us = n_bytes / (5e3 * cu->device->n_sm) + products / (4e3 * cu->device->n_sm);
@@ -30425,9 +29583,7 @@ static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda
 // ---- chunks ----
 
 static cudaError_t gcudai_cuda_wait_event(struct gcudai_cuda * cu, cudaEvent_t event) {
-    if (!gcudai_cuda_spins(cu)) {
-        return cudaEventSynchronize(event);
-    }
+    if (!gcudai_cuda_spins(cu)) { return cudaEventSynchronize(event); }
     cudaError_t err = cudaEventQuery(event);
     for (; err == cudaErrorNotReady; err = cudaEventQuery(event)) { gcudai_cuda_pause(cu); }
     return err;
@@ -30680,9 +29836,7 @@ static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * 
     const struct gcudai_cuda_shape fixed = gcudai_cuda_fixed_shape(shape);
     uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
     memcpy(words, &fixed, sizeof(words));
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
-        hash = gcudai_hash(hash, words[i]);
-    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) { hash = gcudai_hash(hash, words[i]); }
     return hash;
 }
 
@@ -30806,11 +29960,7 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
-    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) {
-        look->index = x;
-    } else {
-        gcudai_map_free(&x);
-    }
+    if (look->seen != NULL && gcudai_cuda_n_after(graph) > 0) { look->index = x; } else { gcudai_map_free(&x); }
     return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
@@ -31366,9 +30516,7 @@ static bool gcudai_cuda_has_both_biases(const struct gcudai_cuda_match * m) {
 }
 
 // The node before the second product: the first one, or its bias.
-static int gcudai_cuda_first_value(const struct gcudai_cuda_match * m) {
-    return m->at[GCUDAI_CUDA_SECOND] - 1;
-}
+static int gcudai_cuda_first_value(const struct gcudai_cuda_match * m) { return m->at[GCUDAI_CUDA_SECOND] - 1; }
 
 // The gate at node i reads both products with their biases, and alone.
 static bool gcudai_cuda_gates_products(const struct gcudai_cuda_match * m, int i) {
@@ -32913,11 +32061,7 @@ static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_p
     gcudai_cuda_region_end(plan, &r);
     for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = r.last[l]; }
     gcudai_free(r.uses);
-    if (is_ok) {
-        gcudai_cuda_plan_events(cu, plan);
-    } else {
-        gcudai_cuda_plan_one_lane(plan);
-    }
+    if (is_ok) { gcudai_cuda_plan_events(cu, plan); } else { gcudai_cuda_plan_one_lane(plan); }
 }
 
 // Streams and events of a plan. A first run makes them, not a capture.
@@ -33297,11 +32441,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         if (is_stale) { gcudai_cuda_step_again(cu, plan, s); }
         is_as_before = s->n == n;
     }
-    if (is_as_before) {
-        gcudai_cuda_plan_note(plan);
-    } else {
-        gcudai_cuda_plan_steps(cu, plan);
-    }
+    if (is_as_before) { gcudai_cuda_plan_note(plan); } else { gcudai_cuda_plan_steps(cu, plan); }
     gcudai_cuda_plan_link(cu, plan);
     cu->plans.stats.n_updated++;
     return gcudai_cuda_plan_asked(cu, plan);
@@ -33677,9 +32817,7 @@ static gcuda_status gcudai_cuda_plan_remake(
 
 static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, const struct gcuda_cgraph * graph) {
-    if (gcudai_cuda_is_same_graph(&plan->look, graph)) {
-        return gcudai_cuda_plan_again(cu, plan);
-    }
+    if (gcudai_cuda_is_same_graph(&plan->look, graph)) { return gcudai_cuda_plan_again(cu, plan); }
     struct gcudai_cuda_look look;
     if (graph != NULL) {
         GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
@@ -33947,9 +33085,7 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
         const cudaError_t err = cudaEventRecord(cu->waited, cu->stream);
         return err == cudaSuccess ? cudaEventSynchronize(cu->waited) : err;
     }
-    if (!gcudai_cuda_spins(cu)) {
-        return cudaStreamSynchronize(cu->stream);
-    }
+    if (!gcudai_cuda_spins(cu)) { return cudaStreamSynchronize(cu->stream); }
     cudaError_t err = cudaStreamQuery(cu->stream);
     for (; err == cudaErrorNotReady; err = cudaStreamQuery(cu->stream)) { gcudai_cuda_pause(cu); }
     return err;
@@ -33971,9 +33107,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     if (cu->may_have_bad_index) {
         const size_t size = GCUDAI_CUDA_INDEXERS * sizeof(int32_t);
         err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, size, cudaMemcpyDeviceToHost, cu->stream);
-        if (err == cudaSuccess) {
-            err = cudaMemsetAsync(cu->bad_index, 0, size, cu->stream);
-        }
+        if (err == cudaSuccess) { err = cudaMemsetAsync(cu->bad_index, 0, size, cu->stream); }
     }
     err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
     gcuda_status st = gcudai_cuda_result(cu, err, "cudaStreamSynchronize", "queued work");
@@ -34060,9 +33194,7 @@ static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct 
 // caller that overwrites a tensor still being read orders that.
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
-    if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+    if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) { return GCUDA_STATUS_UNSUPPORTED; }
     struct gcudai_cuda * from = (struct gcudai_cuda *) backend_src, * to = (struct gcudai_cuda *) backend_dst;
     const gcuda_backend_buffer_t buffer_src = gcudai_buffer_of(src), buffer_dst = gcudai_buffer_of(dst);
     if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft ||
@@ -34358,9 +33490,7 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_trim");
     struct gcudai_cuda_scope scope;
-    if (cu == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
@@ -34502,9 +33632,7 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
     cudaEvent_t handle = NULL;
     *event = NULL;
     gcuda_backend_event_t e = (gcuda_backend_event_t) gcudai_calloc(1, sizeof(*e));
-    if (e == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
+    if (e == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     gcuda_status st = gcudai_cuda_enter_of(&scope, d);
     if (st == GCUDA_STATUS_SUCCESS) {
         const cudaError_t err = cudaEventCreateWithFlags(&handle, cudaEventDisableTiming);
@@ -34525,9 +33653,7 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
 static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, (struct gcudai_cuda_device *) dev);
-    if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
+    if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) { (void) cudaGetLastError(); }
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref((struct gcudai_cuda_device *) dev);
     gcudai_free(event);
@@ -34612,9 +33738,7 @@ static gcuda_backend_buffer_type_t gcudai_cuda_split_by_name(int main_device, co
 }
 
 static bool gcudai_cuda_register_by_name(void * ptr, size_t size) {
-    if (gcudai_env("GCUDA_CUDA_REGISTER_HOST") == NULL) {
-        return false;
-    }
+    if (gcudai_env("GCUDA_CUDA_REGISTER_HOST") == NULL) { return false; }
     const bool is_done = gcuda_backend_cuda_register_host_buffer(ptr, size) == GCUDA_STATUS_SUCCESS;
     if (!is_done) { gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "not page-locked: %s", gcudai_message); }
     return is_done;
@@ -35303,8 +34427,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
     up->device = d;
     up->n_slots = p.n_slots;
     up->slot_bytes = gcudai_pad(p.slot_bytes, 4096);
-    up->piece_bytes = gcudai_pad(
-        GCUDAI_MAX(up->slot_bytes / 32, (size_t) GCUDAI_UPLOAD_PIECE_BYTES), 4096);
+    up->piece_bytes = gcudai_pad(GCUDAI_MAX(up->slot_bytes / 32, (size_t) GCUDAI_UPLOAD_PIECE_BYTES), 4096);
     up->ahead_bytes = (size_t) up->n_slots * up->slot_bytes;
     const gcuda_status st = gcudai_uploader_make(up);
     gcudai_cuda_leave(&scope);
@@ -36347,9 +35470,7 @@ static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) { return false; }
 
 static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
     size_t i = 0;
-    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
-        ++i;
-    }
+    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) { ++i; }
     return i;
 }
 
@@ -36367,9 +35488,7 @@ gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
     gcudai_mutex_lock(&gcudai_g.lock);
     if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
         if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
-            if (gcudai_g.n_regs > 0) {
-                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
-            }
+            if (gcudai_g.n_regs > 0) { memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more)); }
             unused = gcudai_g.regs;
             gcudai_g.regs = more;
             gcudai_g.cap_regs = n_wanted;
@@ -36396,13 +35515,9 @@ size_t gcuda_backend_reg_count(void) {
 
 gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
     gcuda_backend_reg_t reg = NULL;
-    if (index < GCUDAI_N_BUILTIN_REGS) {
-        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
-    }
+    if (index < GCUDAI_N_BUILTIN_REGS) { return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg(); }
     gcudai_mutex_lock(&gcudai_g.lock);
-    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
-        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
-    }
+    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) { reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS]; }
     gcudai_mutex_unlock(&gcudai_g.lock);
     if (reg == NULL) {
         gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
@@ -36413,9 +35528,7 @@ gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
 gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
     for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
         const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
-            return reg;
-        }
+        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) { return reg; }
     }
     return NULL;
 }
@@ -36432,9 +35545,7 @@ gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
     for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
         const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
         const size_t n = gcuda_backend_reg_dev_count(reg);
-        if (index < n) {
-            return gcuda_backend_reg_dev_get(reg, index);
-        }
+        if (index < n) { return gcuda_backend_reg_dev_get(reg, index); }
         index -= n;
     }
     gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
@@ -36460,9 +35571,7 @@ static void gcudai_no_device_fail(const char * name) {
 gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
     for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
         const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
-            return dev;
-        }
+        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) { return dev; }
     }
     gcudai_no_device_fail(name);
     return NULL;
@@ -36471,9 +35580,7 @@ gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
 gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
     for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
         const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
-            return dev;
-        }
+        if (dev != NULL && gcuda_backend_dev_type(dev) == type) { return dev; }
     }
     return NULL;
 }
@@ -36485,9 +35592,7 @@ gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * param
 
 gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
     const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
-    if (dev == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
-    }
+    if (dev == NULL) { gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type); }
     return dev ? gcuda_backend_dev_init(dev, params) : NULL;
 }
 
@@ -36710,8 +35815,7 @@ static gcuda_status gcudai_sched_event(gcuda_backend_t backend, gcuda_backend_ev
     return st == GCUDA_STATUS_UNSUPPORTED ? GCUDA_STATUS_SUCCESS : st;
 }
 
-static gcuda_status gcudai_sched_make_backends(
-    gcuda_backend_sched_t s, const struct gcuda_backend_sched_params * p) {
+static gcuda_status gcudai_sched_make_backends(gcuda_backend_sched_t s, const struct gcuda_backend_sched_params * p) {
     const int n = s->n_backends;
     for (int i = 0; i < n; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
@@ -36984,8 +36088,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node.src[k];
         const struct gcuda_tensor * root = src && src->view_src ? src->view_src : src;
-        if (src == NULL || root->buffer == NULL ||
-            gcuda_backend_supports_buft(backend, gcudai_sched_placed_in(root))) {
+        if (src == NULL || root->buffer == NULL || gcuda_backend_supports_buft(backend, gcudai_sched_placed_in(root))) {
             continue;
         }
         if (gcudai_writes_source(&node, k)) {
