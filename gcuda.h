@@ -7619,7 +7619,7 @@ static void gcudai_log_print(enum gcuda_log_level level, const char * text, void
     fprintf(stderr, "gcuda: %s: %s\n", gcudai_log_names[level], text);
 }
 
-// The level of GCUDA_LOG, which is asked for once; NONE: nothing is printed. A word that is no level counts as debug.
+// The level of GCUDA_LOG, which is read once; NONE: nothing is printed. A word that is no level counts as debug.
 static enum gcuda_log_level gcudai_log_env(void) {
     int32_t known = gcudai_atomic_load_i32(&gcudai_g.env_log);
     if (known == 0) {
@@ -30449,8 +30449,8 @@ static bool gcudai_cuda_is_packed_view(const struct gcuda_tensor * t, const stru
            gcuda_nelements(t) == gcuda_nelements(v);
 }
 
-// Source k of the window's node i is node `value`, or a packed view of all of it, made of the node or of such a view that
-// is read once. n_uses: readers of the source's view; 0 without a view, -1 for a view that is an output.
+// Source k of the window's node i is node `value`, or a packed view of all of it. Views between them are read once.
+// n_uses: readers of the source's view; 0 without a view, -1 for a view that is an output.
 static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, int value, int * n_uses) {
     const struct gcudai_cuda_snapshot * snapshot = w->snapshot;
     const int first = snapshot->seen[w->at[i]].static_key.src[k];
