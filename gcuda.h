@@ -23316,7 +23316,8 @@ static gcuda_status gcudai_device_check(gcuda_backend_dev_t d, const char * reg)
     const bool has_events = d->iface.event_new != NULL;
     const struct gcudai_entry all[] = { GCUDAI_ENTRY(d, get_name), GCUDAI_ENTRY(d, get_description),
         GCUDAI_ENTRY(d, get_memory), GCUDAI_ENTRY(d, get_type), GCUDAI_ENTRY(d, get_props),
-        GCUDAI_ENTRY(d, init_backend), GCUDAI_ENTRY(d, get_buffer_type), GCUDAI_ENTRY(d, supports_op), GCUDAI_ENTRY(d, supports_buft),
+        GCUDAI_ENTRY(d, init_backend), GCUDAI_ENTRY(d, get_buffer_type), GCUDAI_ENTRY(d, supports_op),
+        GCUDAI_ENTRY(d, supports_buft),
         { "event_free", !has_events || d->iface.event_free != NULL },
         { "event_synchronize", !has_events || d->iface.event_synchronize != NULL },
         { "event_query", !has_events || d->iface.event_query != NULL } };
