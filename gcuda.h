@@ -296,7 +296,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //                         gcuda_kernels.cu. Undefined by default, because a plain C compiler has none of them
 //   GCUDA_NO_CUDA         leave the CUDA backend out, even if GCUDA_CUDA is defined
 //   GCUDA_NO_VMM          do not use the driver's virtual memory management: scratch is a pool of blocks
-//   GCUDA_NO_CUBLAS       never use cuBLAS; by default it is loaded when a CUDA backend is made, if it is installed
+//   GCUDA_NO_CUBLAS       never use cuBLAS; by default the first product for which it pays loads it, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  columns; default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
@@ -3110,9 +3110,12 @@ GCUDA_API size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(
     gcuda_backend_reg_t reg, size_t index); // NULL when out of range
 GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
-// Adds a third-party reg, which must outlive the library's use, up to gcuda_shutdown. Again: no effect. INVALID_ARGUMENT: NULL, or another
-// api_version.
-GCUDA_API gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg);
+// Adds a third-party reg, which must outlive the library's use, up to gcuda_shutdown. Again: no effect.
+// INVALID_ARGUMENT: NULL, another api_version, or a NULL entry that is not optional, which the message names: of the
+// reg, its devices, and their buffer types. Objects that the backend makes later are checked when it returns them: the
+// function that asked for one returns NULL.
+GCUDA_API gcuda_status gcuda_backend_register(
+    gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index); // NULL when out of range
 // By name, such as "CPU" (reg and device), "CUDA" (reg) or "CUDA0" (device); case is ignored. By type: the first device. NULL: none; for
@@ -3360,7 +3363,8 @@ struct gcuda_cuda_params {
     struct CUctx_st * context;
     // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
     // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
-    // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
+    // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one: on a
+    // stream of the caller's at once, else before the first product that needs it.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // plans kept of graphs that graph_compute got; 0: 64; below 0: none, graphs run node by node
@@ -3530,7 +3534,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 //   1024 rows of weights   by 256 columns: MUL_MAT; by 256 tokens: MUL_MAT_ID
 //   127 positions, tokens  of a query: attention; of a sequence: recurrences
 //
-// The first product that goes to cuBLAS waits 5 to 15 ms (H200) while its kernels load.
+// The first product that goes to cuBLAS waits 80 ms (H100) for the library, and 5 to 15 ms (H200) for its kernels.
 //
 // graph_compute_async waits for all but the last two chunks. A graph that is being captured is not stopped. callback NULL: graphs are
 // enqueued as a whole again. This call waits for earlier graphs. It returns their pending INVALID_DATA, if any, and sets the callback
@@ -22354,6 +22358,89 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ct
 // >>impl-backend   buffers, devices, backends, registry
 // =====================================================================================================
 
+// ---- entries of vtables that are not optional ----
+
+struct gcudai_entry {
+    const char * name;
+    bool is_set;
+};
+#define GCUDAI_ENTRY(object, entry) { #entry, (object)->iface.entry != NULL }
+#define GCUDAI_N_ENTRIES(entries) (sizeof(entries) / sizeof((entries)[0]))
+
+// The first that is missing; NULL: none is.
+static const char * gcudai_entries_lack(const struct gcudai_entry * entries, size_t n) {
+    size_t i = 0;
+    while (i < n && entries[i].is_set) { ++i; }
+    return i < n ? entries[i].name : NULL;
+}
+
+static gcuda_status gcudai_entry_fail(const char * what, const char * name, const char * entry) {
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s %s of a backend has no %s, which is not optional", what,
+        name != NULL && name[0] != '\0' ? name : "(no name)", entry);
+}
+
+// Each of these: whether the object exists and has its entries; if not, the message is set.
+
+static gcuda_status gcudai_buft_check(gcuda_backend_buffer_type_t t, const char * dev) {
+    if (t == NULL) { return gcudai_entry_fail("device", dev, "buffer type"); }
+    const struct gcudai_entry all[] = { GCUDAI_ENTRY(t, get_name), GCUDAI_ENTRY(t, alloc_buffer),
+        GCUDAI_ENTRY(t, get_alignment) };
+    const char * lacks = gcudai_entries_lack(all, GCUDAI_N_ENTRIES(all));
+    if (lacks == NULL) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_entry_fail("buffer type", t->iface.get_name != NULL ? t->iface.get_name(t) : "", lacks);
+}
+
+static gcuda_status gcudai_buffer_check(gcuda_backend_buffer_t b, const char * buft) {
+    if (b == NULL) { return gcudai_entry_fail("buffer type", buft, "buffer to return"); }
+    const struct gcudai_entry all[] = { GCUDAI_ENTRY(b, get_base), GCUDAI_ENTRY(b, memset_tensor),
+        GCUDAI_ENTRY(b, set_tensor), GCUDAI_ENTRY(b, get_tensor), GCUDAI_ENTRY(b, clear) };
+    const char * lacks = gcudai_entries_lack(all, GCUDAI_N_ENTRIES(all));
+    return lacks == NULL ? GCUDA_STATUS_SUCCESS : gcudai_entry_fail("buffer", buft, lacks);
+}
+
+static gcuda_status gcudai_device_check(gcuda_backend_dev_t d, const char * reg) {
+    if (d == NULL) { return gcudai_entry_fail("registry", reg, "device where it counts one"); }
+    const bool has_events = d->iface.event_new != NULL;
+    const struct gcudai_entry all[] = { GCUDAI_ENTRY(d, get_name), GCUDAI_ENTRY(d, get_description),
+        GCUDAI_ENTRY(d, get_memory), GCUDAI_ENTRY(d, get_type), GCUDAI_ENTRY(d, get_props),
+        GCUDAI_ENTRY(d, init_backend), GCUDAI_ENTRY(d, get_buffer_type), GCUDAI_ENTRY(d, supports_op),
+        GCUDAI_ENTRY(d, supports_buft),
+        { "event_free", !has_events || d->iface.event_free != NULL },
+        { "event_synchronize", !has_events || d->iface.event_synchronize != NULL },
+        { "event_query", !has_events || d->iface.event_query != NULL } };
+    const char * lacks = gcudai_entries_lack(all, GCUDAI_N_ENTRIES(all));
+    if (lacks == NULL) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_entry_fail("device", d->iface.get_name != NULL ? d->iface.get_name(d) : "", lacks);
+}
+
+static gcuda_status gcudai_backend_check(gcuda_backend_t b, const char * dev) {
+    if (b == NULL) { return gcudai_entry_fail("device", dev, "backend to return"); }
+    const bool has_plans = b->iface.graph_plan_create != NULL;
+    const struct gcudai_entry all[] = { GCUDAI_ENTRY(b, get_name), GCUDAI_ENTRY(b, free),
+        GCUDAI_ENTRY(b, graph_compute), { "device", b->device != NULL },
+        { "graph_plan_free", !has_plans || b->iface.graph_plan_free != NULL },
+        { "graph_plan_compute", !has_plans || b->iface.graph_plan_compute != NULL } };
+    const char * lacks = gcudai_entries_lack(all, GCUDAI_N_ENTRIES(all));
+    return lacks == NULL ? GCUDA_STATUS_SUCCESS : gcudai_entry_fail("backend of", dev, lacks);
+}
+
+static gcuda_status gcudai_reg_check(gcuda_backend_reg_t reg) {
+    const struct gcudai_entry all[] = { GCUDAI_ENTRY(reg, get_name), GCUDAI_ENTRY(reg, get_device_count),
+        GCUDAI_ENTRY(reg, get_device) };
+    const char * lacks = gcudai_entries_lack(all, GCUDAI_N_ENTRIES(all));
+    const char * name = reg->iface.get_name != NULL ? reg->iface.get_name(reg) : "";
+    if (lacks != NULL) { return gcudai_entry_fail("registry", name, lacks); }
+    for (size_t i = 0; i < reg->iface.get_device_count(reg); ++i) {
+        const gcuda_backend_dev_t d = reg->iface.get_device(reg, i);
+        GCUDAI_TRY(gcudai_device_check(d, name));
+        GCUDAI_TRY(gcudai_buft_check(d->iface.get_buffer_type(d), d->iface.get_name(d)));
+        gcuda_backend_buffer_type_t host = NULL;
+        if (d->iface.get_host_buffer_type != NULL) { host = d->iface.get_host_buffer_type(d); }
+        GCUDAI_TRY(host != NULL ? gcudai_buft_check(host, NULL) : GCUDA_STATUS_SUCCESS);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // ---- buffer types ----
 
 const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) {
@@ -22366,7 +22453,12 @@ gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type
         gcudai_null_fail("alloc_buffer", "buffer type");
         return NULL;
     }
-    return buft->iface.alloc_buffer(buft, size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
+    if (buft->iface.alloc_buffer(buft, size, &buffer) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (gcudai_buffer_check(buffer, gcuda_backend_buft_name(buft)) != GCUDA_STATUS_SUCCESS) {
+        gcuda_backend_buffer_free(buffer);
+        return NULL;
+    }
+    return buffer;
 }
 
 size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft) {
@@ -22885,10 +22977,13 @@ enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
 }
 gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
 gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
-    return dev ? dev->iface.get_buffer_type(dev) : NULL;
+    const gcuda_backend_buffer_type_t buft = dev ? dev->iface.get_buffer_type(dev) : NULL;
+    return dev && gcudai_buft_check(buft, gcuda_backend_dev_name(dev)) == GCUDA_STATUS_SUCCESS ? buft : NULL;
 }
 gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
-    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
+    gcuda_backend_buffer_type_t buft = NULL;
+    if (dev && dev->iface.get_host_buffer_type) { buft = dev->iface.get_host_buffer_type(dev); }
+    return buft && gcudai_buft_check(buft, gcuda_backend_dev_name(dev)) == GCUDA_STATUS_SUCCESS ? buft : NULL;
 }
 bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
     return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
@@ -22926,7 +23021,12 @@ gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * par
         gcudai_null_fail("dev_init", "device");
         return NULL;
     }
-    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
+    if (dev->iface.init_backend(dev, params, &backend) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (gcudai_backend_check(backend, gcuda_backend_dev_name(dev)) != GCUDA_STATUS_SUCCESS) {
+        if (backend != NULL && backend->iface.free != NULL) { backend->iface.free(backend); }
+        return NULL;
+    }
+    return backend;
 }
 
 gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
@@ -22936,8 +23036,13 @@ gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
         gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
         return NULL;
     }
-    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
-                                                                                                             : NULL;
+    const gcuda_status st = dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer);
+    if (st != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (gcudai_buffer_check(buffer, "over host memory") != GCUDA_STATUS_SUCCESS) {
+        gcuda_backend_buffer_free(buffer);
+        return NULL;
+    }
+    return buffer;
 }
 
 // ---- registries ----
@@ -22951,7 +23056,8 @@ gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t in
             (unsigned long long) gcuda_backend_reg_dev_count(reg));
         return NULL;
     }
-    return reg->iface.get_device(reg, index);
+    const gcuda_backend_dev_t dev = reg->iface.get_device(reg, index);
+    return gcudai_device_check(dev, gcuda_backend_reg_name(reg)) == GCUDA_STATUS_SUCCESS ? dev : NULL;
 }
 
 void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
@@ -25888,7 +25994,8 @@ GCUDAI_CUBLAS_FUNCTIONS(X)
 
 struct gcudai_cublas {
     void * library;
-    gcudai_cublas_handle handle; // NULL: there is no cuBLAS
+    gcudai_cublas_handle handle; // NULL: not opened, or cuBLAS is missing
+    bool is_opened;              // or tried in vain, which is tried once
     bool is_callers;             // and is put back as it was after each use
     cudaStream_t stream;         // of the caller's handle, with its modes
     int math_mode, pointer_mode;
@@ -27087,33 +27194,55 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
     return is_ok;
 }
 
-// Without cuBLAS products take gcuda's own kernels. The context is current. callers: the caller's handle, or NULL.
-static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_handle callers) {
-    struct gcudai_cublas * c = &cu->cublas;
+// A parked handle of the device's, with none of the workspace that it had.
+static bool gcudai_cublas_unpark(struct gcudai_cublas * c) {
     gcudai_mutex_lock(&gcudai_g.lock);
-    struct gcudai_cublas * aside = callers == NULL ? gcudai_cublas_take_aside(cu->device->index, cu->device->context) : NULL;
+    struct gcudai_cublas * aside = gcudai_cublas_take_aside(c->device, c->context);
     gcudai_mutex_unlock(&gcudai_g.lock);
-    if (aside != NULL) {
-        *c = *aside;
-        c->next = NULL;
-        return GCUDA_STATUS_SUCCESS;
+    if (aside == NULL) { return false; }
+    gcudai_free(c->aside);
+    *c = *aside;
+    c->next = NULL;
+    c->has_asked = false;
+    return true;
+}
+
+// Loads the library and makes the handle. Without cuBLAS products take gcuda's own kernels. The context is current.
+static void gcudai_cublas_open(struct gcudai_cublas * c) {
+    c->is_opened = true;
+    if (!c->is_callers && gcudai_cublas_unpark(c)) { return; }
+    const bool is_ok = gcudai_cublas_load(c);
+    const int status = is_ok && !c->is_callers ? c->cublasCreate_v2(&c->handle) : 0;
+    if (status != 0) {
+        (void) gcudai_cuda_ok_or_clear(cudaErrorUnknown);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "cublasCreate: %s (%d); products do without cuBLAS",
+            gcudai_cublas_status_name(status), status);
     }
+    if (is_ok && status == 0) { return; }
+    c->handle = NULL;
+    gcudai_dl_close(c->library);
+    c->library = NULL;
+}
+
+// Whether cuBLAS is available; opens it. Loading the library takes 0.08 s (H100), so a backend waits for a product that
+// needs it. That is found out before the product is captured: when its plan is made, or in the first run. The context
+// is current.
+static bool gcudai_cublas_is_there(struct gcudai_cuda * cu) {
+    if (!cu->cublas.is_opened) { gcudai_cublas_open(&cu->cublas); }
+    return cu->cublas.handle != NULL;
+}
+
+// For a new backend, whose context is current. callers: the caller's handle, or NULL. is_early: open it
+// now. Opening it later cannot fail for lack of host memory.
+static gcuda_status gcudai_cublas_init(struct gcudai_cuda * cu, gcudai_cublas_handle callers, bool is_early) {
+    struct gcudai_cublas * c = &cu->cublas;
     c->is_callers = callers != NULL;
     c->handle = callers;
     c->device = cu->device->index;
     c->context = cu->device->context;
     c->aside = callers == NULL ? (struct gcudai_cublas *) gcudai_calloc(1, sizeof(*c->aside)) : NULL;
     if (callers == NULL && c->aside == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    const bool is_ok = gcudai_cublas_load(c);
-    const int status = is_ok && callers == NULL ? c->cublasCreate_v2(&c->handle) : 0;
-    if (status != 0) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "cublasCreate: %s (%d); products do without cuBLAS",
-            gcudai_cublas_status_name(status), status);
-    }
-    if (!is_ok || status != 0) {
-        c->handle = NULL;
-        gcudai_cublas_destroy(c);
-    }
+    if (callers != NULL || is_early) { gcudai_cublas_open(c); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -27693,6 +27822,17 @@ static enum gcudai_cuda_mm_path gcudai_cuda_mm_wanted_path(const struct gcudai_c
     return cu->product > 0 && is_in_reach && gcudai_cuda_mm_takes(c, wanted) ? wanted : gcudai_cuda_mm_path_of(c, ~0u);
 }
 
+// Whether the product's path depends on cuBLAS: then it is opened. A path for experiments may be one of cuBLAS's.
+static bool gcudai_cuda_mm_asks_cublas(
+    const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, struct gcudai_cuda_mm_device device) {
+    device.has_cublas = true;
+    const struct gcudai_cuda_mm_case with = gcudai_cuda_mm_case_of(p, &device);
+    const enum gcudai_cuda_mm_path path = gcudai_cuda_mm_path_of(&with, ~0u);
+    device.has_cublas = false;
+    const struct gcudai_cuda_mm_case without = gcudai_cuda_mm_case_of(p, &device);
+    return cu->product > 0 || path != gcudai_cuda_mm_path_of(&without, ~0u);
+}
+
 static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
@@ -27700,10 +27840,13 @@ static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu
 // The one choice of a product: args of mul_mat, or experts of mul_mat_id.
 static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
-    const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
+    struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
     struct gcudai_cuda_mm_choice choice;
     GCUDAI_ZERO(choice);
     cu->plans.n_choices++;
+    if (experts == NULL && !cu->cublas.is_opened && gcudai_cuda_mm_asks_cublas(cu, args, device)) {
+        device.has_cublas = gcudai_cublas_is_there(cu);
+    }
     if (experts != NULL) {
         struct gcuda_mul_mat_id_args p = *experts;
         p.prec = gcudai_cuda_mm_experts_prec(cu, &p);
@@ -27881,23 +28024,27 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// The product of both operands transposed: through cuBLAS where it takes them, else the plain kernel.
+// The product of both operands transposed, as cuBLAS gets it. False: cuBLAS does not take it, or is missing.
+static bool gcudai_cuda_out_prod_of(
+    struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args, struct gcuda_mul_mat_args * p) {
+    struct gcudai_cublas_matrix unused;
+    GCUDAI_ZERO(*p);
+    p->a = gcudai_transposed(args->a);
+    p->b = gcudai_transposed(args->b);
+    p->y = args->y;
+    p->prec = cu->is_full_precision ? GCUDA_PREC_F32 : args->prec;
+    return gcudai_is_float(p->a.type) && p->a.type == p->b.type && gcudai_cuda_mm_may_cublas(p, true) &&
+           gcudai_cublas_matrix_of(&p->a, &unused) && gcudai_cublas_matrix_of(&p->b, &unused) &&
+           gcudai_cublas_is_there(cu);
+}
+
+// Through cuBLAS, else the plain kernel.
 static gcuda_status gcudai_cuda_out_prod(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * all) {
     const struct gcuda_out_prod_args * args = &all->out_prod;
-    struct gcudai_cublas_matrix unused;
     (void) y;
     struct gcuda_mul_mat_args p;
-    GCUDAI_ZERO(p);
-    p.a = gcudai_transposed(args->a);
-    p.b = gcudai_transposed(args->b);
-    p.y = args->y;
-    p.prec = cu->is_full_precision ? GCUDA_PREC_F32 : args->prec;
-    const bool is_float = gcudai_is_float(p.a.type) && p.a.type == p.b.type;
-    if (!gcudai_cuda_mm_may_cublas(&p, cu->cublas.handle != NULL) || !is_float || !gcudai_cublas_matrix_of(&p.a, &unused) ||
-        !gcudai_cublas_matrix_of(&p.b, &unused)) {
-        return gcuda_launch_out_prod(args, cu->stream);
-    }
+    if (!gcudai_cuda_out_prod_of(cu, args, &p)) { return gcuda_launch_out_prod(args, cu->stream); }
     return gcudai_cuda_copies_pay(cu, &p) ? gcudai_cuda_gemm_copied(cu, p) : gcudai_cuda_gemm(cu, &p);
 }
 
@@ -28822,9 +28969,11 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda 
     struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
     struct gcudai_cuda_mm_choice choice;
     GCUDAI_ZERO(choice);
+    const bool asks_cublas = id == NULL && gcudai_cuda_mm_asks_cublas(cu, p, device);
+    device.has_cublas = asks_cublas && gcudai_cublas_is_there(cu);
     for (int i = 0; i < n; ++i) {
         const struct gcudai_cuda_mm_device other = gcudai_cuda_mm_device_of(shares[i].cu);
-        device.has_cublas = device.has_cublas && other.has_cublas;
+        device.has_cublas = device.has_cublas && shares[i].cu->cublas.handle != NULL;
         device.kernels.has_wgmma = device.kernels.has_wgmma && other.kernels.has_wgmma;
         device.kernels.capability = GCUDAI_MIN(device.kernels.capability, other.kernels.capability);
     }
@@ -32381,14 +32530,22 @@ static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, i
 }
 
 // Chooses the paths of products on one device whose tensors have changed, or of all. Row-split weights choose when they first run.
+// Outer products are asked so that cuBLAS is opened before a capture.
 static void gcudai_cuda_plan_choose(struct gcudai_cuda * cu, struct gcudai_cuda_snapshot * snapshot, bool all) {
     for (int i = 0; i < snapshot->n_nodes; ++i) {
         struct gcudai_cuda_seen * s = &snapshot->seen[i];
         union gcuda_args args;
-        if (!gcudai_is_product(s->tensor->op) || gcudai_is_skipped(s->tensor) || (!all && !gcudai_cuda_is_stale(snapshot, i))) { continue; }
+        const bool is_outer = s->tensor->op == GCUDA_OP_OUT_PROD;
+        if (!(gcudai_is_product(s->tensor->op) || is_outer) || gcudai_is_skipped(s->tensor)) { continue; }
+        if (!all && !gcudai_cuda_is_stale(snapshot, i)) { continue; }
         GCUDAI_ZERO(s->choice);
         if (gcudai_cuda_is_split(s->tensor)) { continue; }
         gcudai_op_row(s->tensor->op)->args(s->tensor, &args);
+        if (is_outer) {
+            struct gcuda_mul_mat_args unused;
+            (void) gcudai_cuda_out_prod_of(cu, &args.out_prod, &unused);
+            continue;
+        }
         gcudai_cuda_set_shared(cu, s->tensor->op, &args);
         s->choice = gcudai_cuda_mm_choose_node(cu, s->tensor->op, &args);
     }
@@ -33340,7 +33497,8 @@ static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const st
     return gcudai_cuda_pool_init(&cu->pool, cu->device, &cu->ledger, p->pool, p->pool_reserve);
 }
 
-static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
+static gcuda_status gcudai_cuda_backend_make(
+    struct gcudai_cuda * cu, const struct gcudai_cuda * whole, const struct gcuda_cuda_params * p) {
     const int device = cu->device->index;
     cu->stream = (cudaStream_t) p->stream;
     if (cu->stream != NULL && gcudai_cuda_is_captured(cu)) {
@@ -33366,7 +33524,9 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->kernels.capability = cu->device->cc;
     cu->kernels.has_wgmma = gcudai_cuda_fits_wgmma(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
-    return gcudai_cublas_open(cu, p->cublas);
+    // Early on a stream of the caller's, whose first product may be in a capture of the caller's; and for sides, which
+    // a product makes that may need it.
+    return gcudai_cublas_init(cu, p->cublas, !cu->owns_stream || whole != NULL);
 }
 
 static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
@@ -33441,7 +33601,7 @@ static gcuda_status gcudai_cuda_open(
     cu->product = whole ? whole->product : 0;
     st = whole || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_product_named(params->product, &cu->product);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_memory(cu, params) : st;
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, whole, params) : st;
     gcudai_cuda_leave(&scope);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_backend_free(&cu->backend);
@@ -35526,6 +35686,7 @@ gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
             "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
             GCUDA_BACKEND_API_VERSION);
     }
+    GCUDAI_TRY(gcudai_reg_check(reg));
     const size_t n_wanted = gcuda_backend_reg_count() + 8;
     gcuda_backend_reg_t * more =
         (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too

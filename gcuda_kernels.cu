@@ -7774,7 +7774,7 @@ k_rope_set_few(const D_GRID_CONSTANT gcuda_rope_set_args p, const d_rope_plan pl
     gcuda_rope_args one_plane = p.rope;
     one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // tells the compiler that there are no sections
     d_pdl_trigger();
-    const int64_t token = d_quotient(blockIdx.x, few.n_heads);
+    const int64_t token = d_fast_div(blockIdx.x, few.n_heads);
     const d_rope_head own(p, few, token, (int) (blockIdx.x - token * few.n_heads.n));
     const bool is_turned = is_pair && !own.is_value, has_factor = is_turned && p.rope.factors.data != nullptr;
     const bool has_0 = i0 < ne0, has_1 = i1 < ne0;
@@ -7790,7 +7790,7 @@ k_rope_set_few(const D_GRID_CONSTANT gcuda_rope_set_args p, const d_rope_plan pl
     const int32_t position = is_turned ? d_rope_position(p.rope, token) : 0;
     const float u_bias = has_bias && has_0 ? bias[i0] : 0.0f, v_bias = has_bias && has_1 ? bias[i1] : 0.0f;
     const float u_norm = has_norm && has_0 ? norm[i0] : 0.0f, v_norm = has_norm && has_1 ? norm[i1] : 0.0f;
-    d_held<float, LANES, 4, true> row;
+    d_row_regs<float, LANES, 4, true> row;
     if (has_norm) { row.load(own.x, ne0); }
     const int64_t id = !own.is_query && token + lane < ids.n ? ids[token + lane] : -1;
     const float factor = has_factor ? d_rope_factor(p.rope, tid) : 1.0f;

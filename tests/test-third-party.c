@@ -189,6 +189,152 @@ TEST(scheduled_with_the_cpu) { // which computes what it refuses
     gcuda_backend_free(backends[1]);
 }
 
+// One entry of a table is missing: the registration, or the call that returns the object, fails with the entry's name.
+static struct gcuda_backend_device some_dev;
+static struct gcuda_backend_buffer_type some_buft;
+static struct gcuda_backend_buffer_i some_buffer;
+static struct gcuda_backend_i some_backend;
+static int n_freed;
+static gcuda_backend_dev_t some_reg_device(gcuda_backend_reg_t r, size_t i) { return (void) r, (void) i, &some_dev; }
+static gcuda_backend_dev_t no_device(gcuda_backend_reg_t r, size_t i) {
+    return (void) r, (void) i, (gcuda_backend_dev_t) NULL;
+}
+static gcuda_backend_buffer_type_t some_dev_buft(gcuda_backend_dev_t d) { return (void) d, &some_buft; }
+static gcuda_backend_buffer_type_t no_buft(gcuda_backend_dev_t d) {
+    return (void) d, (gcuda_backend_buffer_type_t) NULL;
+}
+static void some_free(gcuda_backend_t b) { ++n_freed, free(b); }
+static gcuda_status some_init(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend) {
+    const gcuda_status st = mine_init(dev, params, backend);
+    if (st == GCUDA_STATUS_SUCCESS) { (*backend)->iface = some_backend; }
+    return st;
+}
+static gcuda_status no_backend(gcuda_backend_dev_t d, const char * p, gcuda_backend_t * b) {
+    return (void) d, (void) p, (void) b, GCUDA_STATUS_SUCCESS;
+}
+static const char * some_buft_name(gcuda_backend_buffer_type_t t) { return (void) t, "Some"; }
+static size_t some_alignment(gcuda_backend_buffer_type_t t) { return (void) t, (size_t) 64; }
+static gcuda_status some_alloc(gcuda_backend_buffer_type_t t, size_t size, gcuda_backend_buffer_t * buffer) {
+    *buffer = gcuda_backend_buffer_init(t, &some_buffer, NULL, size);
+    return *buffer != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+static gcuda_status no_buffer(gcuda_backend_buffer_type_t t, size_t size, gcuda_backend_buffer_t * buffer) {
+    return (void) t, (void) size, (void) buffer, GCUDA_STATUS_SUCCESS;
+}
+static void * some_base(gcuda_backend_buffer_t b) { return (void) b, &some_buffer; }
+static gcuda_status some_memset(gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t v, size_t at, size_t n) {
+    return (void) b, (void) t, (void) v, (void) at, (void) n, GCUDA_STATUS_SUCCESS;
+}
+static gcuda_status some_set(gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * v, size_t at, size_t n) {
+    return (void) b, (void) t, (void) v, (void) at, (void) n, GCUDA_STATUS_SUCCESS;
+}
+static gcuda_status some_get(gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * v, size_t at, size_t n) {
+    return (void) b, (void) t, (void) v, (void) at, (void) n, GCUDA_STATUS_SUCCESS;
+}
+static gcuda_status some_clear(gcuda_backend_buffer_t b, uint8_t v) { return (void) b, (void) v, GCUDA_STATUS_SUCCESS; }
+static gcuda_status some_event(gcuda_backend_dev_t d, gcuda_backend_event_t * e) {
+    return (void) d, (void) e, GCUDA_STATUS_FAILED;
+}
+static gcuda_status some_plan(gcuda_backend_t b, const struct gcuda_cgraph * g, gcuda_backend_graph_plan_t * p) {
+    return (void) b, (void) g, (void) p, GCUDA_STATUS_FAILED;
+}
+
+static struct gcuda_backend_reg whole(void) {
+    struct gcuda_backend_reg reg = mine_reg;
+    reg.iface.get_device = some_reg_device;
+    some_dev = mine_dev;
+    some_dev.iface.get_buffer_type = some_dev_buft;
+    some_dev.iface.init_backend = some_init;
+    memset(&some_buft, 0, sizeof some_buft);
+    some_buft.device = &some_dev;
+    some_buft.iface.get_name = some_buft_name, some_buft.iface.alloc_buffer = some_alloc;
+    some_buft.iface.get_alignment = some_alignment;
+    memset(&some_buffer, 0, sizeof some_buffer);
+    some_buffer.get_base = some_base, some_buffer.memset_tensor = some_memset, some_buffer.set_tensor = some_set;
+    some_buffer.get_tensor = some_get, some_buffer.clear = some_clear;
+    memset(&some_backend, 0, sizeof some_backend);
+    some_backend.get_name = mine_name, some_backend.free = some_free, some_backend.graph_compute = mine_compute;
+    return reg;
+}
+static void check_named(bool is_refused, const char * table, const char * entry) {
+    CHECK_MSG(is_refused, "%s without %s is accepted", table, entry);
+    CHECK_HAS(gcuda_last_error(), table);
+    CHECK_HAS(gcuda_last_error(), entry);
+}
+
+TEST(a_backend_without_an_entry_is_refused) {
+    const size_t n_regs = gcuda_backend_reg_count();
+    struct gcuda_backend_reg reg;
+#define REFUSED(table, object, entry) \
+    reg = whole();                    \
+    object.iface.entry = NULL;        \
+    check_named(gcuda_backend_register(&reg) == GCUDA_STATUS_INVALID_ARGUMENT, table, #entry)
+    REFUSED("registry", reg, get_name);
+    REFUSED("registry", reg, get_device_count);
+    REFUSED("registry", reg, get_device);
+    REFUSED("device", some_dev, get_name);
+    REFUSED("device", some_dev, get_description);
+    REFUSED("device", some_dev, get_memory);
+    REFUSED("device", some_dev, get_type);
+    REFUSED("device", some_dev, get_props);
+    REFUSED("device", some_dev, init_backend);
+    REFUSED("device", some_dev, get_buffer_type);
+    REFUSED("device", some_dev, supports_op);
+    REFUSED("device", some_dev, supports_buft);
+    REFUSED("buffer type", some_buft, get_name);
+    REFUSED("buffer type", some_buft, alloc_buffer);
+    REFUSED("buffer type", some_buft, get_alignment);
+    for (int i = 0; i < 5; ++i) {
+        static const char * const lacks[] = { "event_free", "device", "buffer type", "get_alignment", "version" };
+        reg = whole();
+        if (i == 0) { some_dev.iface.event_new = some_event; }
+        if (i == 1) { reg.iface.get_device = no_device; }
+        if (i == 2) { some_dev.iface.get_buffer_type = no_buft; }
+        if (i == 3) { // of page-locked memory
+            some_dev.iface.get_buffer_type = mine_dev_buft, some_dev.iface.get_host_buffer_type = some_dev_buft;
+            some_buft.iface.get_alignment = NULL;
+        }
+        if (i == 4) { reg.api_version = 0; }
+        check_named(gcuda_backend_register(&reg) == GCUDA_STATUS_INVALID_ARGUMENT, "", lacks[i]);
+    }
+    CHECK_EQ_I(gcuda_backend_reg_count(), n_regs);
+    reg = whole();
+    CHECK_EQ_I(gcuda_backend_reg_dev_count(&reg), 1);
+    some_dev.iface.supports_op = NULL; // of a device that a registry finds later
+    check_named(gcuda_backend_reg_dev_get(&reg, 0) == NULL, "device", "supports_op");
+}
+
+TEST(an_object_without_an_entry_is_refused) {
+#define LATER(call, table, object, entry)   \
+    (void) whole();                         \
+    object.entry = NULL;                    \
+    check_named((call) == NULL, table, #entry)
+    LATER(gcuda_backend_dev_init(&some_dev, NULL), "backend", some_backend, get_name);
+    LATER(gcuda_backend_dev_init(&some_dev, NULL), "backend", some_backend, graph_compute);
+    CHECK_EQ_I(n_freed, 2);
+    (void) whole();
+    some_backend.graph_plan_create = some_plan;
+    check_named(gcuda_backend_dev_init(&some_dev, NULL) == NULL, "backend", "graph_plan_free");
+    LATER(gcuda_backend_buft_alloc_buffer(&some_buft, 64), "buffer", some_buffer, get_base);
+    LATER(gcuda_backend_buft_alloc_buffer(&some_buft, 64), "buffer", some_buffer, memset_tensor);
+    LATER(gcuda_backend_buft_alloc_buffer(&some_buft, 64), "buffer", some_buffer, set_tensor);
+    LATER(gcuda_backend_buft_alloc_buffer(&some_buft, 64), "buffer", some_buffer, get_tensor);
+    LATER(gcuda_backend_buft_alloc_buffer(&some_buft, 64), "buffer", some_buffer, clear);
+    LATER(gcuda_backend_dev_buffer_type(&some_dev), "buffer type", some_buft.iface, get_alignment);
+    (void) whole();
+    some_dev.iface.init_backend = no_backend;
+    check_named(gcuda_backend_dev_init(&some_dev, NULL) == NULL, "Mine0", "backend");
+    (void) whole();
+    some_buft.iface.alloc_buffer = no_buffer;
+    check_named(gcuda_backend_buft_alloc_buffer(&some_buft, 64) == NULL, "Some", "buffer");
+    (void) whole();
+    gcuda_backend_t backend = gcuda_backend_dev_init(&some_dev, NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 64);
+    CHECK_MSG(backend != NULL && buffer != NULL, "%s", gcuda_last_error());
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(backend);
+}
+
 TEST(arguments_of_refused_nodes) {
     union gcuda_args args;
     struct program p;

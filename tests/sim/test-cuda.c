@@ -883,7 +883,7 @@ TEST(products_take_the_way_that_is_named) {
             memset(name, 'x', sizeof name); // it was the caller's
             REQUIRE(backend != NULL);
             struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-            const bool has_cublas = cu->cublas.handle != NULL;
+            const bool has_cublas = gcudai_cublas_is_there(cu);
             struct gcuda_mul_mat_args p;
             GCUDAI_ZERO(p);
             p.a = packed_array(GCUDA_TYPE_F32, 256, 40, 1);

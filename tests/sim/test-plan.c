@@ -1000,6 +1000,8 @@ static bool fault_once(const char * api, long k, cudaError_t error) {
     const long alive = sim_leaks(); // what an earlier fault left is counted there
     gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
     CHECK(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+    // without cuBLAS products round differently: test-cuda.c lets cublasCreate fail
+    CHECK(gcudai_cublas_is_there((struct gcudai_cuda *) planned));
     model_fill(&m, 4);
     sim_fail(api, (int) k, error);
     const gcuda_status st = six_runs(planned, &m);
