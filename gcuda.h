@@ -3956,15 +3956,18 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_ma
 // ---- matrix products: one job, four functions ----
 // A job is a product, a group of products of the same activations, or a product with experts; its path says which kernels compute it.
 //
-//   path    weights, activations (A: at multiples of 16 bytes)   activation columns   rounded to                     capability
-//   PLAIN   any the operation takes, any strides                 any                  nothing                        any
-//   VEC     blocks; floats                                       8 (16: see layout)   blocks: 8 bits; floats: TF32   any
-//   TILE    whole 32 elements; floats, Q4_K, Q5_K: A; floats     any                  BF16, F16 or TF32, as weights  8.0 (slow below)
-//   GEMM    floats of one type, A, packed rows; floats           any                  F32: TF32                      8.0 (slow below)
-//   WGMMA   blocks, A; floats, A; floats                         any                  BF16, F16 or TF32, as weights  9.0a
-//   INT8    experts in nine block formats; floats                any                  8 bits                         8.0
+//   path   weights, activations (A: at multiples of 16 bytes) columns       rounded to                     from
+//   PLAIN  any the operation takes, any strides               any           nothing                        any
+//   VEC    blocks; floats                                     8 (16: see    blocks: 8 bits; floats: TF32   any
+//                                                             layout)
+//   TILE   whole 32 elements; floats, Q4_K, Q5_K: A; floats   any           BF16, F16 or TF32, as weights  8.0 *
+//   GEMM   floats of one type, A, packed rows; floats         any           F32: TF32                      8.0 *
+//   WGMMA  blocks, A; floats, A; floats                       any           BF16, F16 or TF32, as weights  9.0a
+//   INT8   experts in nine block formats; floats              any           8 bits                         8.0
 //
-// Columns count per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for experts; a path that rounds refuses
+// from: compute capability; *: slow below it.
+// Columns are activation columns per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for
+// experts; a path that rounds refuses
 // GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN takes tensor cores where it can, VEC has a block per expert-token pair.
 enum gcuda_mul_mat_path {
     GCUDA_MUL_MAT_PLAIN, GCUDA_MUL_MAT_VEC, GCUDA_MUL_MAT_TILE, GCUDA_MUL_MAT_GEMM, GCUDA_MUL_MAT_WGMMA, GCUDA_MUL_MAT_INT8,
@@ -6922,7 +6925,7 @@ static int64_t gcudai_time_us(void) {
     (void) timespec_get(&t, TIME_UTC);
     return (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000;
 #else
-#error "gcuda.h: put the include with GCUDA_IMPLEMENTATION first in its file, or define _GNU_SOURCE (strict C99 hides the clock)"
+#error "gcuda.h: strict C99 hides the clock: include it with GCUDA_IMPLEMENTATION first, or define _GNU_SOURCE"
 #endif
 }
 
@@ -9342,13 +9345,13 @@ static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int
 //
 // Paths by number of activation columns. Gain: how much longer a whole model takes without the path, in processor time of one thread
 // of a virtual Xeon with VNNI; a prompt has 256 tokens. The last column is what to write into gcudai_simds to turn the path off.
-//   columns   path              gain                                                                   off
-//   1         q_rows            generation 57 % (Q4_1), 72 % (Q4_K), 78 % (Q6_K); decodes while it     gcudai_q_rows_none
-//                               multiplies (formats of GCUDAI_Q_ROWS)
-//   1..7      q_dot             the path of all other cases
-//   1..7      both, in VNNI     generation 0 % (Q4_1), 5 % (Q5_K), 8 % (Q8_0), 13 % (Q6_K), 16 %       gcudai_q_rows_avx2,
-//                               (Q4_K), against AVX2                                                   gcudai_q_dot_avx2
-//   8 ..      q_panel           prompt 11 % (Q4_1, 135M parameters), 56 % (Q8_0)                       NULL
+//   columns   path             gain                                                                 off
+//   1         q_rows           generation 57 % (Q4_1), 72 % (Q4_K), 78 % (Q6_K); decodes while it   gcudai_q_rows_none
+//                              multiplies (formats of GCUDAI_Q_ROWS)
+//   1..7      q_dot            the path of all other cases
+//   1..7      both, in VNNI    generation 0 % (Q4_1), 5 % (Q5_K), 8 % (Q8_0), 13 % (Q6_K), 16 %     gcudai_q_rows_avx2,
+//                              (Q4_K), against AVX2                                                 gcudai_q_dot_avx2
+//   8 ..      q_panel          prompt 11 % (Q4_1, 135M parameters), 56 % (Q8_0)                     NULL
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // codes 0..63, scale per 16, the minimum is scale * constant
@@ -28603,7 +28606,7 @@ static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
     // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x 14336 on an H100, 2 and
     // 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3 and 45.9. With GCUDA_PREC_F32 cuBLAS would
     // get F32 copies of 16-bit weights.
-    //           path        flags                        types         columns    pairs rows  k     weights                            capability
+    //           path        flags                        types         columns    pairs rows  k     weights; capability
     GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
     GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
     GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),

@@ -18,7 +18,7 @@
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
 //   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 //   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
-//   >>k-sm90            instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
+//   >>k-sm90            instructions of sm_90a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 //   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
 //   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
 //   >>k-attention       attention in one pass, latent attention (MLA) too, and its gradients
@@ -17557,7 +17557,7 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
 // =====================================================================================================
-// >>k-sm90   instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
+// >>k-sm90   instructions of sm_90a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 // =====================================================================================================
 // Wrappers of the instructions, used by matrix products, convolutions and attention; the file has these instructions nowhere else.
 // Without D_SM90 kernel bodies do not call them, so that they compile to nothing. Shared-memory addresses are 32-bit numbers
@@ -24483,11 +24483,11 @@ static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * q
 // Heads of 64 and 128, as many of k as of v, from 8.0 on, but not with GCUDA_PREC_F32. All factors are rounded to BF16, whose exponents hold
 // any gradient; sums, softmax and the result are in F32. Rows of q, dy, k and v are rounded and packed first:
 //
-//   kernel                   a block has                        and goes over                       products
-//   k_attn_back_pack         8 rows                                                                 D of dy and y
-//   k_attn_back_mma_queries  128 tokens of a head               visible tiles of 64 positions       q k, dy v, ds k
-//   k_attn_back_mma_kv       64 (heads of 64: 128) positions    visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
-//                            of a head of k                     heads that share it
+//   kernel                   a block has                      and goes over                       products
+//   k_attn_back_pack         8 rows                                                               D of dy and y
+//   k_attn_back_mma_queries  128 tokens of a head             visible tiles of 64 positions       q k, dy v, ds k
+//   k_attn_back_mma_kv       64 (heads of 64: 128) positions  visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
+//                            of a head of k                   heads that share it
 //
 // A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
 // what no query sees does no harm; where some query sees it, D carries it into the result.
