@@ -30927,36 +30927,37 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 // =====================================================================================================
 // >>impl-cuda-look   what a plan remembers of a graph's tensors
 // =====================================================================================================
-// A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
-// strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
-// nodes concerned get new arguments, and a CUDA graph is updated in place. Where sizes and strides are declared to change, these
-// are followed like values.
+// A plan keeps a snapshot of its graph, in two halves. The shape is the static key: operations, types, sizes, strides,
+// and which node reads which. A graph of another shape needs another plan. The values are the dynamic key: addresses
+// and parameters. When they change, the steps of these nodes get new arguments and a captured CUDA graph is updated in
+// place. Sizes and strides that are declared dynamic count as values.
 
 struct gcudai_cuda_shape {
     struct gcudai_node_kind kind;
-    int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
-    int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
-    int32_t is_empty;           // nothing runs for it
+    // by nodes of the whole graph: the count of the graph as built, or of its nodes now, whichever is larger
+    int32_t n_uses;
+    int32_t src[GCUDA_MAX_SRC]; // index into seen; -1: none
+    int32_t is_empty;           // no elements: no kernel runs
     int32_t is_dynamic;         // ne and nb may change: declared, or computed from such a tensor
     int32_t unused;             // no padding: shapes are compared as bytes
 };
 struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
     struct gcudai_cuda_shape shape;
-    struct gcudai_node_value value; // extra: of row-split weights, mixed from where their parts are
-    int32_t n_counted; // what the graph's use counts say
-    size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
+    struct gcudai_node_value value; // extra: for row-split weights a hash of the addresses of their shards
+    int32_t n_counted; // use count that the graph stores
+    size_t counted_at; // slot of that count in the snapshot's graph: a hint for equal graphs
     bool has_changed; // since the steps were made
-    struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
+    struct gcudai_cuda_mm_choice choice; // for a product on one device; made with the plan
 };
 
-// The tensors of a graph: its nodes in their order, then whatever else they read.
+// Snapshot of a graph's tensors: its nodes in order, then the other tensors that they read.
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
-    bool no_fusion; // the graph's wish
-    uint64_t hash;  // of all shapes, and of that
-    struct gcudai_tensor_map index; // of a slice; else without keys
+    bool no_fusion; // as the graph sets it
+    uint64_t hash;  // of all shapes and of no_fusion
+    struct gcudai_tensor_map index; // of a slice; for other graphs without keys
     uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
@@ -30974,13 +30975,13 @@ static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_no
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 
-// All but the sources and the uses.
+// Fills in a shape except its sources and use count.
 static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cuda_shape * s) {
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT, &s->kind);
     s->is_empty = gcuda_is_empty(t);
 }
 
-// What a plan cannot follow.
+// The static key: the shape without dynamic sizes and strides.
 static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda_shape * shape) {
     struct gcudai_cuda_shape fixed = *shape;
     if (fixed.is_dynamic) {
@@ -31006,7 +31007,7 @@ static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
     GCUDAI_ZERO(*look);
 }
 
-// Numbers the nodes, then the other sources as they come.
+// Numbers the nodes, then the other sources in order of first use.
 static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     int n = graph->n_nodes;
     for (int i = 0; i < graph->n_nodes; ++i) {
@@ -31029,7 +31030,8 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
     return n;
 }
 
-// Visits the other tensors first, then the nodes, which come after their sources.
+// Marks tensors that are declared dynamic and all that are computed from them. Visits the other tensors first, then the
+// nodes, which come after their sources.
 static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     for (int n = 0; n < look->n_seen; ++n) {
         const int i = (n + look->n_nodes) % look->n_seen;
@@ -31041,7 +31043,7 @@ static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
     }
 }
 
-// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+// The nodes that a use of tensor t counts for: t, and its owner if t is a view without an operation. -1: none.
 static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
@@ -31059,12 +31061,12 @@ static void gcudai_cuda_look_count(struct gcudai_cuda_look * look, const struct 
     }
 }
 
-// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+// Number of later nodes that may read results that fusion in the slice would not write. A single node is never fused.
 static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
     return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
 }
 
-// Hash of the uses of a slice's nodes by later nodes, as these are now. look: counts them too; NULL: does not.
+// Hash of the current uses of a slice's nodes by later nodes. look: also counts them; NULL: only hashes.
 static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
@@ -31098,7 +31100,7 @@ static void gcudai_cuda_look_fill(
         }
     }
     look->readers = gcudai_cuda_readers(x, graph, look);
-    for (int i = 0; i < look->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+    for (int i = 0; i < look->n_nodes; ++i) { // sources may have changed in place since the graph counted them
         look->seen[i].shape.n_uses = GCUDAI_MAX(look->seen[i].shape.n_uses, look->seen[i].n_counted);
     }
     gcudai_cuda_look_dynamic(look);
@@ -31141,13 +31143,14 @@ static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct
     return memcmp(&a->value, &b->value, sizeof(a->value)) != 0 || memcmp(&a->shape, &b->shape, sizeof(a->shape)) != 0;
 }
 
-// In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
+// For graphs with equal static keys: whether all values and sizes are equal.
 static bool gcudai_cuda_same_seen(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
     int i = 0;
     while (i < a->n_seen && !gcudai_cuda_is_other(&a->seen[i], &b->seen[i])) { ++i; }
     return i == a->n_seen;
 }
 
+// For graphs with equal static keys: whether all sizes and strides are equal, dynamic ones too.
 static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
     bool is_same = true;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
@@ -31156,7 +31159,8 @@ static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const stru
     return is_same;
 }
 
-// Whether three quarters of the tensors that are no nodes have the same values: the same part of the same model, by its weights.
+// Whether at least three quarters of the tensors that are not nodes have equal values. Their weights then show that
+// both graphs are the same part of the same model.
 static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
@@ -31166,11 +31170,11 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const stru
     return 4 * n_others <= n_leafs;
 }
 
-// Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
-// the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
+// Whether a tensor still has its shape and a node still has the same sources. Compared field by field: the look-up of a
+// graph in the cache, with which every run begins, spends most of its time here and in gcudai_cuda_has_value.
 static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_kind * kind = &s->shape.kind; // an unchanged size is as empty as it was
+    const struct gcudai_node_kind * kind = &s->shape.kind; // ne decides is_empty
     const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
     if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
         memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
@@ -31194,7 +31198,7 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
            memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
-// Whether later nodes of the graph use the nodes of a slice as they did.
+// Whether later nodes of the graph use the slice's nodes as in the snapshot.
 static bool gcudai_cuda_has_readers(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
     return is_slice == (look->index.keys != NULL) && (!is_slice || look->readers == gcudai_cuda_readers(&look->index, graph, NULL));
@@ -31205,8 +31209,8 @@ static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct
     return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
-// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
-// graph NULL: the plan's own nodes.
+// Whether the graph consists of the plan's own tensors with unchanged shapes; the snapshot then needs no refresh. graph
+// NULL: checks the plan's nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
     const int n = look->n_nodes;
     bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == look->no_fusion &&
@@ -31220,7 +31224,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, cons
     return is_same && (graph == NULL || gcudai_cuda_has_readers(look, graph));
 }
 
-// Takes over the values as they are now; whether any has changed.
+// Refreshes the values of the snapshot. True: a value has changed since the steps were made.
 static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
     bool has_changed = false;
     for (int i = 0; i < look->n_seen; ++i) {
@@ -31229,7 +31233,7 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
             gcudai_cuda_value_of(s->tensor, &s->value);
             s->has_changed = true;
         }
-        has_changed = has_changed || s->has_changed; // or since an update that failed
+        has_changed = has_changed || s->has_changed; // also set by an earlier update that failed
     }
     return has_changed;
 }
