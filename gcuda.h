@@ -28992,20 +28992,20 @@ static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct g
 // >>impl-cuda-split   row-split buffers: one weight over several devices, and its products
 // =====================================================================================================
 
-// ---- buffer types: one object for a main device and shares, kept in the registry ----
+// ---- buffer types: one object per main device and shares, in the registry ----
 
 struct gcudai_cuda_split_type {
     struct gcuda_backend_buffer_type buft; // first
     struct gcudai_cuda_split_type * next;
-    int main_device, n; // n: devices there are
+    int main_device, n; // n: number of devices
     int64_t rounding;   // rows; boundaries between devices are multiples of it
-    double start[GCUDA_CUDA_MAX_DEVICES]; // what part of the rows comes before each device
+    double start[GCUDA_CUDA_MAX_DEVICES]; // fraction of the rows that earlier devices store
     char name[24];
 };
 static struct gcudai_cuda_split_type * gcudai_cuda_split_types; // under the registry's lock
 
-// Rows before the device's. The one rule for storage and products: a boundary in the rows is rounded down, the end is
-// not, so a last device whose share is 0 stays empty. All of a matrix with fewer rows than the rounding is on the last.
+// First row of a device's shard, for storage and products alike. Boundaries are rounded down; the end is not, so a last
+// device with share 0 stays empty. The last device stores all of a matrix with fewer rows than the rounding.
 static int64_t gcudai_cuda_split_low(const struct gcudai_cuda_split_type * t, int64_t n_rows, int device) {
     if (device == 0 || device >= t->n) {
         return device == 0 ? 0 : n_rows;
@@ -29029,12 +29029,12 @@ static struct gcudai_cuda_rows gcudai_cuda_split_rows(
     return r;
 }
 
-// Bytes of a device's rows: the same ones of every matrix, as many as there are experts.
+// Bytes of a device's shard: the same rows of every matrix (expert).
 static size_t gcudai_cuda_split_size(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
     return gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) ((r.high - r.low) * tensor->ne[2] * tensor->ne[3]);
 }
 
-// The same with the tail that kernels may read behind the last one.
+// Bytes of a shard including the tail past its last row, which kernels may read.
 static size_t gcudai_cuda_split_bytes(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
     const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
     const size_t size = gcudai_cuda_split_size(tensor, r);
@@ -29065,7 +29065,8 @@ static size_t gcudai_cuda_split_alloc_size(gcuda_backend_buffer_type_t buft, con
 static gcuda_status gcudai_cuda_split_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer);
 
-// start from shares; those of devices that are not there must be 0.
+// Computes t->start from the shares, or from the devices' memory if all shares are 0. Shares of missing devices must
+// be 0.
 static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, const float * shares, int n) {
     double sum = 0.0, before = 0.0;
     for (int i = 0; i < n; ++i) {
@@ -29089,8 +29090,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// 128 rows, a tile of the matrix kernels from compute capability 7.0 on; 64 before. The most that a device with a share
-// wants.
+// Largest row tile of the devices with a share: 128 rows from compute capability 7.0, 64 before.
 static int64_t gcudai_cuda_split_rounding(const struct gcudai_cuda_split_type * t) {
     int64_t rounding = 1;
     for (int i = 0; i < t->n; ++i) {
@@ -29100,7 +29100,7 @@ static int64_t gcudai_cuda_split_rounding(const struct gcudai_cuda_split_type * 
     return rounding;
 }
 
-// The one that is in the registry already, or t, which is entered.
+// Returns the equal type from the registry, or enters t and returns it.
 static struct gcudai_cuda_split_type * gcudai_cuda_split_enter(struct gcudai_cuda_split_type * t) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda_split_type * other = gcudai_cuda_split_types;
@@ -29167,23 +29167,25 @@ gcuda_status gcuda_backend_cuda_get_split_rows(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- buffers: a list of what the tensors in them have on each device ----
+// ---- buffers: a list of tensors, each with a shard per device ----
 
 struct gcudai_cuda_split_part {
-    struct gcudai_cuda_piece memory; // none: no rows
-    size_t size;                     // of the rows, without the tail
+    struct gcudai_cuda_piece memory; // ptr NULL: no rows
+    size_t size;                     // bytes of the rows, without the tail
 };
 struct gcudai_cuda_split_tensor { // tensor->extra
     struct gcudai_cuda_split_tensor * next;
-    const struct gcuda_tensor * tensor; // whose it is: after a failure another one may remember this address
-    bool is_placed;                     // false after a reset, which tensors are not told of: they still point here
+    // its owner: after a failure another tensor may have been created at its address
+    const struct gcuda_tensor * tensor;
+    // false after a reset; tensors keep pointing here, since a reset does not know them
+    bool is_placed;
     struct gcudai_cuda_split_part parts[GCUDA_CUDA_MAX_DEVICES];
 };
 struct gcudai_cuda_split_buffer {
     struct gcudai_cuda_split_tensor * tensors;
 };
 
-// What the tensor has in its row-split buffer; NULL: nothing, or no longer.
+// The tensor's shards in its row-split buffer; NULL: none, or they were freed by a reset.
 static const struct gcudai_cuda_split_tensor * gcudai_cuda_split_placed(const struct gcuda_tensor * tensor) {
     const bool is_split = tensor != NULL && tensor->extra != NULL && gcudai_cuda_split_of(gcudai_buffer_of(tensor)) != NULL;
     const struct gcudai_cuda_split_tensor * s = is_split ? (const struct gcudai_cuda_split_tensor *) tensor->extra : NULL;
@@ -29195,7 +29197,7 @@ void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int
     return s != NULL && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES ? s->parts[device].memory.ptr : NULL;
 }
 
-// cudaFree waits for work that uses the rows; a user's allocator may not.
+// cudaFree waits for work that uses the shards. A user's allocator may not, so all backends are synchronized first.
 static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     bool is_callers = false;
@@ -29214,7 +29216,8 @@ static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     s->is_placed = false;
 }
 
-// Tensors may be gone, or be used by mistake: what they point to stays until the buffer is freed.
+// Frees the shards. The structs that tensor->extra points to stay until the buffer is freed, because tensors may still
+// be used by mistake.
 static gcuda_status gcudai_cuda_split_reset(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
     for (struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) { gcudai_cuda_split_parts_free(s); }
@@ -29232,12 +29235,12 @@ static void gcudai_cuda_split_free(gcuda_backend_buffer_t buffer) {
     gcudai_free(b);
 }
 
-// Nothing is there: tensors lie at offsets from an address that nobody reads.
+// A fictitious address, never dereferenced: tensors get addresses relative to it.
 static void * gcudai_cuda_split_base(gcuda_backend_buffer_t buffer) {
     return buffer ? (void *) (uintptr_t) 0x1000 : NULL;
 }
 
-// A device's rows with a tail of zeros.
+// Allocates a device's shard and zeroes its tail.
 static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * part,
     const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r, int device) {
     const size_t size = gcudai_cuda_split_bytes(tensor, r);
@@ -29258,7 +29261,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
                      (char *) part->memory.ptr + part->size, NULL, 0, size - part->size, tensor->name);
 }
 
-// What this tensor, or one at its address before it, had here; NULL: nothing.
+// The entry of this tensor, or of an earlier tensor at its address; NULL: none.
 static struct gcudai_cuda_split_tensor * gcudai_cuda_split_find(
     const struct gcudai_cuda_split_buffer * b, const struct gcuda_tensor * tensor) {
     struct gcudai_cuda_split_tensor * s = b->tensors;
@@ -29297,7 +29300,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     return st;
 }
 
-// A device's rows of all matrices, host being where those of the first begin.
+// Copies a device's rows of all matrices. host: address of its first row of the first matrix.
 static cudaError_t gcudai_cuda_split_copy(
     const struct gcuda_tensor * tensor, const struct gcudai_cuda_split_part * part, enum gcudai_cuda_access access, char * host) {
     const size_t n = (size_t) (tensor->ne[2] * tensor->ne[3]), width = part->size / n, pitch = gcuda_nbytes(tensor) / n;
@@ -29306,8 +29309,8 @@ static cudaError_t gcudai_cuda_split_copy(
                : gcudai_cuda_copy_rows(host, pitch, part->memory.ptr, width, width, n, cudaMemcpyDeviceToHost, cudaStreamPerThread);
 }
 
-// All devices at once, each on this thread's stream of it; then waits for all, also when one fails: the caller's memory
-// is in use until then.
+// Copies all shards concurrently, each on this thread's stream of the device, and waits for all of them. It waits after
+// a failure too, because the caller's memory is in use until then.
 static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
     enum gcudai_cuda_access access, void * host, size_t offset, size_t size) {
     const struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_placed(tensor);
@@ -29369,7 +29372,7 @@ static gcuda_status gcudai_cuda_split_memset(
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
-// The rows of all tensors placed so far; their tails stay zero.
+// Fills the rows of all placed tensors; their tails stay zero.
 static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
     const struct gcudai_cuda_split_buffer * b = (const struct gcudai_cuda_split_buffer *) buffer->context;
     for (const struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) {
@@ -29401,9 +29404,9 @@ static gcuda_status gcudai_cuda_split_alloc(
     return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
-// ---- who may use them ----
+// ---- supported uses ----
 
-// For supports_op and compute alike: row-split tensors are weights of mul_mat and mul_mat_id, and nothing else.
+// For supports_op and compute alike: a row-split tensor can only be the weights of mul_mat and mul_mat_id.
 static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
     GCUDAI_CAN(y, y->op == GCUDA_OP_NONE || gcudai_cuda_split_of(gcudai_buffer_of(y)) == NULL,
         "the result is in a %s buffer, which holds weights only", gcuda_backend_buffer_name(gcudai_buffer_of(y)));
@@ -29429,36 +29432,37 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
-// the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
-// all of them. The host waits for nothing. Each backend has its own side per device, a backend there that nobody else sees, with streams,
-// scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
-// writes the main device's memory directly: a copy's latency exceeds its transfer time.
+// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the
+// activations, multiplies, and sends its rows of the result. For mul_mat_id it also copies the ids, and computes its
+// rows of every expert. The main stream waits for all of them; the host waits for nothing.
+// A side is a private backend on a peer device, with streams, scratch and events. Each backend has its own sides, so
+// any number of backends may use one weight concurrently. With peer access, a product of few columns reads and writes
+// the main device's memory directly: the latency of a copy would exceed its transfer time.
 
 struct gcudai_cuda_share { // a device's part of a product
-    struct gcudai_cuda * cu; // the backend itself, or its side there
+    struct gcudai_cuda * cu; // the backend itself, or its side on the device
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
-    struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
-    int32_t * bad_index;            // of the main device, which sees all ids
+    struct gcuda_mul_mat_args args; // mul_mat_id: a is the experts, y the results of expert-token pairs
+    struct gcuda_array ids;         // mul_mat_id; data NULL: mul_mat
+    int32_t * bad_index;            // main device only, which checks all ids
     void * b, * ids_copy, * y;      // scratch of a side
-    bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
-    int64_t strip;                  // columns at a time; 0: all, on the side's one stream
-    const struct gcudai_cuda_mm_choice * choice; // of all shares
+    bool fetches, writes_y;         // peer access: its kernels read the main device's operands; write its result
+    int64_t strip;                  // columns per strip; 0: all columns at once, on the side's main stream
+    const struct gcudai_cuda_mm_choice * choice; // shared by all shares
 };
 
 // Activation columns that are sent to the other devices together.
 struct gcudai_cuda_strip {
-    int64_t size; // of all but the last; 0: no device takes strips
+    int64_t size; // columns of each strip but the last; 0: no strips
     int64_t first, end;
     bool is_last;
-    char * rounded;    // all columns in the layout of WGMMA; NULL: they are sent as floats
-    size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
+    char * rounded;    // all activations in the layout of path WGMMA; NULL: floats are sent
+    size_t tile_bytes; // bytes of GCUDA_MUL_MAT_WG_TILE of these columns
 };
 
 static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
     if (cu->sides[device] == NULL) {
-        struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
+        struct gcuda_cuda_params params = cu->params; // without what belongs to the caller or to one device
         params.device = device;
         params.stream = NULL;
         params.context = NULL;
@@ -29474,7 +29478,8 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
                 "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
                 "gcuda_cuda_params.peer allows direct copies", cu->device->name, device);
         }
-        if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
+        // on other routes scratch is copied through the host
+        if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) {
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
         }
@@ -29483,7 +29488,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All that a side, or a backend that is freed, has been given. Its device is current.
+// Waits for all queued work of a side, or of a backend that is being freed. Its device must be current.
 static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
     for (int i = 0; i < 2; ++i) {
         if (side->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->copies[i])); }
@@ -29491,16 +29496,16 @@ static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
     (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->stream));
 }
 
-// After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
+// After a failure some streams are not joined. Waits until no copy is in flight to memory that the caller may free.
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     struct gcudai_error failure;
     bool has_sides = false;
-    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
+    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // keeps the first error
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
-            if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
+            if (cu->plans.stats.n_graph_launches > 0) { // graph branches do not run on these streams
                 (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
             } else {
                 gcudai_cuda_side_wait(cu->sides[i]);
@@ -29512,13 +29517,13 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     (void) gcudai_error_report(&failure);
 }
 
-// What a device that faulted says only when it is asked: the main stream does not know of it.
+// Asks each side's device for errors: a fault there does not show on the main stream.
 static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_sides; ++i) {
         if (cu->sides[i] != NULL) {
             GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->sides[i]->device));
-            const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
+            const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // already joined: returns at once
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {
                 return gcudai_cuda_note(cu,
@@ -29543,7 +29548,7 @@ static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
     }
 }
 
-// The shares of all devices with rows. Their operands still are the main device's.
+// Sets up the shares of all devices with rows. Their operands are still those of the main device.
 static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
@@ -29569,15 +29574,15 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Row pitch in bytes if one 2D copy between devices takes all rows: evenly strided, none overlaps the next. Else 0.
+// Row pitch in bytes if one 2D copy can take all rows (evenly strided, not overlapping); otherwise 0.
 static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
     const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
-// Whether kernels of another device reach a tensor's memory through peer access: memory that gcuda allocated from CUDA. Of the caller's
-// memory and of his allocators' that is not known.
+// Whether peer access reaches a tensor's memory: only memory that gcuda allocated from CUDA. For the caller's memory
+// and allocators this is unknown.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
@@ -29587,14 +29592,16 @@ static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     return b->piece.ptr != NULL && b->piece.from.alloc == NULL && !b->piece.is_managed;
 }
 
-// Whether a product's operand and result go directly between the backend's device and another.
+// Whether operand and result of a product are copied peer to peer between the backend's device and another.
 static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n_columns) {
     return gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
 }
 
-#define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
+// largest operand that a kernel copies over peer access: up to this size launch latency dominates
+#define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10)
 
-// Path VEC stores each element of the result once and reads none, so it may write to peer memory.
+// Decides peer access of a share. Path VEC stores each element of the result once and reads none, so it may write to
+// peer memory.
 static void gcudai_cuda_share_reach(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_tensor * node, bool is_packed) {
     const bool is_direct = s->cu != cu && s->choice->path == GCUDAI_CUDA_MM_VEC &&
@@ -29605,6 +29612,7 @@ static void gcudai_cuda_share_reach(
                  gcuda_nbytes(node->src[1]) <= GCUDAI_CUDA_FETCHED_BYTES;
 }
 
+// Replaces an operand that no 2D copy can take by a packed copy in scratch.
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -29620,7 +29628,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// Replaces an operand by its packed copy in the side's scratch memory. n_columns: of the product.
+// Replaces an operand by a packed copy in the side's scratch. n_columns: activation columns of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
     struct gcudai_cuda * side = s->cu;
@@ -29642,7 +29650,7 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
 }
 
-// A part of a product on the path of the whole, with the scratch that the part needs.
+// A share of a product, on the path chosen for the whole product, with the scratch that the share needs.
 static gcuda_status gcudai_cuda_multiply_part(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
     const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
     const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(choice->path, choice->prec, &p, NULL, &device);
@@ -29667,7 +29675,7 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// Copies the operands to a side and multiplies there, after what the main stream has queued so far.
+// Copies the operands to a side and multiplies there, after the work queued so far on the main stream.
 static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     struct gcuda_array * y = &s->args.y;
@@ -29685,7 +29693,8 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_share_multiply(s);
 }
 
-// Copies n columns of a side's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
+// Copies n columns of a side's rows of the result, from column c, to the main device. mul_mat_id: columns are
+// expert-token pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -29699,7 +29708,7 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// Orders one stream of a side after another one of it.
+// Makes stream `after` of a side wait for its stream `before`.
 static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
     GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
@@ -29707,24 +29716,25 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 }
 
 // ---- strips of columns ----
-// A side with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
-// back. WGMMA rounds its activations: the main device does that for all sides, which halves the bytes sent. The stream of results is
-// ordered after all others at the end.
+// A side with peer access takes many columns in strips: one strip is multiplied while the next one is copied to the
+// side and the result of the previous one is copied back. For path WGMMA the main device prequantizes the activations
+// for all sides, which halves the bytes sent. At the end the main stream waits for the stream of the results.
 
-// A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
-// copies gain. Other paths take no strips: they would decode the weights once per strip.
-#define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
-#define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
+// A strip is whole tiles of columns whose work fills at least two thirds of the device's clusters: smaller strips would
+// lose more than the overlapped copies gain. Other paths than WGMMA take no strips by default: they would decode the
+// weights once per strip.
+#define GCUDAI_CUDA_STRIP_ROWS 256 // rows of a cluster of two SMs
+#define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer columns, padded to a whole tile, would be more bytes than their floats
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-// Whether strips are sent rounded; the same for all shares of a product.
+// Whether strips are sent prequantized; all shares of a product agree on it.
 static bool gcudai_cuda_strips_are_rounded(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
            cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
 }
 
-// Columns of a strip of a side with peer access; 0: no strips. A rounded strip may be all columns.
+// Columns per strip for a side with peer access; 0: no strips. A single prequantized strip may contain all columns.
 static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
@@ -29741,7 +29751,7 @@ static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Offset of a strip in the rounded columns.
+// Byte offset of a strip in the prequantized activations.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
@@ -29758,7 +29768,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
 }
 
-// Copies the columns of a strip to a side; rounded ones after the event that the main device has recorded.
+// Copies a strip of activations to a side; prequantized ones after the event that the main device recorded for them.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
@@ -29782,7 +29792,7 @@ static gcuda_status gcudai_cuda_strip_bring(
     return gcudai_cuda_send(cu, side, move, side->copies[0]);
 }
 
-// The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
+// Product of prequantized activations. Stage PRODUCT needs scratch for partial results only.
 static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
     job.stage = GCUDA_MUL_MAT_PRODUCT;
@@ -29819,7 +29829,8 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Orders the side's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+// Orders the side's stream after the main stream and creates the streams that strips need. A capture allows no new
+// streams: no strips then.
 static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * side = s->cu;
     const int device = side->device->index;
@@ -29834,7 +29845,7 @@ static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcuda
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Rounds the columns of a strip on the main device.
+// Prequantizes the activations of a strip on the main device.
 static gcuda_status gcudai_cuda_strip_round(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
@@ -29848,7 +29859,7 @@ static gcuda_status gcudai_cuda_strip_round(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Steps of a share, on its device. ROUND and OWN are the main device's.
+// Steps of a share, on its device. ROUND and OWN run on the main device only.
 enum gcudai_cuda_split_step {
     GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
@@ -29868,7 +29879,7 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
     }
 }
 
-// Runs one step for all shares that have it.
+// Runs one step for all shares that take part in it.
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
@@ -29887,7 +29898,8 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// Sets the size of strips, the least that a side wants, and allocates their rounded columns. own: the main device's share.
+// Sets the strip size, the smallest that a side chose, and allocates the prequantized activations. own: share of the
+// main device.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * rounded = NULL;
@@ -29904,8 +29916,8 @@ static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller releases its
-// rounded columns.
+// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller
+// releases c->rounded.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
@@ -29925,7 +29937,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, node);
 }
 
-// The path of the whole product is that of all devices. Experts: pair by pair, or the plain path.
+// Chooses one path for all devices, by the whole product. Experts: VEC, pair by pair, or PLAIN.
 static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcuda_mul_mat_args * p, const struct gcuda_mul_mat_id_args * id) {
     struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
@@ -29946,8 +29958,8 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda 
     return choice;
 }
 
-// The product p; id: the product with experts that it stands for, or NULL. Rows have the same bits as without the split, except on tensor
-// cores, where the numbers of rows and columns decide how k is split.
+// The product p; id: the mul_mat_id that p was made from, or NULL. Rows have the same bits as without the split, except
+// on tensor cores, where the numbers of rows and columns decide the split of k.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
     const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
@@ -29986,7 +29998,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
-// args: of mul_mat or mul_mat_id, whichever the node is. choice: made by a first run, which opens the other devices.
+// args: of mul_mat or mul_mat_id, by the node's operation. choice: made by the first run, which also opens the sides.
 static gcuda_status gcudai_cuda_split_node(
     struct gcudai_cuda * cu, const union gcuda_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
