@@ -28086,6 +28086,7 @@ static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
 // backend of the context, and the last backend destroys it: then no plan and no caller captures work of gcuda. The registry's lock is
 // held, so no backend is made meanwhile.
 
+// A handle parked for the context, taken from its list; NULL: none.
 static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct CUctx_st * context) {
     struct gcudai_cublas ** at = &gcudai_cuda_found.parked;
     while (*at != NULL && ((*at)->device != device || (*at)->context != context)) { at = &(*at)->next; }
@@ -28094,15 +28095,16 @@ static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct 
     return c;
 }
 
-static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * context) { // which is current
+static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * context) { // the current one
     struct gcudai_cublas * c;
     while ((c = gcudai_cublas_take_aside(device, context)) != NULL) {
-        struct gcudai_cublas last = *c; // c is what it is put in
+        struct gcudai_cublas last = *c; // c points into memory that the handle owns
         gcudai_cublas_destroy(&last);
     }
 }
 
-// The caller may have destroyed his contexts by now; handles in those are leaked.
+// Destroys parked handles. Those in contexts of the caller are leaked, because the caller may have destroyed these
+// contexts.
 static void gcudai_cublas_forget(void) {
     for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         struct gcudai_cuda_scope scope;
@@ -28119,7 +28121,8 @@ static void gcudai_cublas_forget(void) {
     }
 }
 
-// The backend is no longer in the registry. On a lost device destroying a handle returns at once.
+// Parks or destroys the handle of a backend that has left the registry. On a lost device destroying a handle returns at
+// once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_cuda_give(&c->workspace);
@@ -28138,7 +28141,7 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     }
     if (is_last) { gcudai_cublas_destroy_aside(cu->device->index, cu->device->context); }
     gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_cublas_destroy(c); // without a handle, or of a lost device
+    gcudai_cublas_destroy(c); // nothing to park, or the device is lost
 }
 
 static bool gcudai_cublas_load(struct gcudai_cublas * c) {
@@ -28166,7 +28169,8 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
     return is_ok;
 }
 
-// Without cuBLAS products take gcuda's own kernels. The context is current. callers: the caller's handle, or NULL.
+// Opens cuBLAS; without it products take gcuda's own kernels. The context must be current. callers: the caller's
+// handle, or NULL.
 static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_handle callers) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -28196,9 +28200,9 @@ static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_ha
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Allocates cuBLAS's workspace at the first use of cuBLAS, before any capture: a workspace of its own would be outside every budget and
-// allocated during a capture. Hopper's kernels want 32 MiB, older ones 4 MiB. If that fails: 64 KiB (every routine works with 16 KiB, by
-// the manual); if that fails too: none.
+// Allocates cuBLAS's workspace at its first use, before any capture. A workspace that cuBLAS allocates itself would be
+// outside every budget and allocated during a capture. Hopper's kernels need 32 MiB, older ones 4 MiB. If that fails:
+// 64 KiB (by the manual every routine works with 16 KiB); if that fails too: none.
 static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
@@ -28234,7 +28238,7 @@ static gcuda_status gcudai_cublas_restore(struct gcudai_cuda * cu, gcuda_status 
     return status == 0 || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cublas_fail(cu, status, "restoring the caller's settings");
 }
 
-// Before every use. cublasSetStream resets the workspace.
+// Sets stream, workspace and modes before every use of the handle. cublasSetStream resets the workspace.
 static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     GCUDAI_TRY(gcudai_cublas_workspace(cu));
@@ -28259,7 +28263,7 @@ static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
     return (long long) (t->nb[d] / gcuda_type_size(t->type));
 }
 
-// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, else rows x k; ld: leading dimension.
+// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, otherwise rows x k. ld: leading dimension.
 struct gcudai_cublas_matrix {
     bool is_dense_k;
     int ld; // elements
@@ -28302,7 +28306,7 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// n_batch products from matrix [i2, i3] of b on, along dimension 2; is_shared: all with one matrix of a.
+// n_batch products along dimension 2, from matrix [i2, i3] of b. is_shared: all use one matrix of a.
 static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcudai_cublas_call * c, bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
@@ -28336,7 +28340,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
             GCUDAI_CUBLAS_DEFAULT);
         st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
     }
-    gcudai_cuda_pool_give(&cu->pool, scratch); // in stream order, as all scratch
+    gcudai_cuda_pool_give(&cu->pool, scratch); // in stream order, like all scratch
     return st;
 }
 
@@ -28386,8 +28390,8 @@ static bool gcudai_cublas_may_point_to(const struct gcuda_array * t) {
     return ((size_t) (uintptr_t) t->data | t->nb[2] | t->nb[3]) % 16 == 0;
 }
 
-// One batched call by addresses instead of several strided ones, where one of these has fewer tiles than the device has SMs. Larger
-// ones lose nothing and need no addresses (the limit has not been compared).
+// Whether one batched call by addresses replaces several strided calls: when one of these has fewer tiles than the
+// device has SMs. Larger calls lose nothing and need no addresses (the limit has not been measured).
 #define GCUDAI_CUBLAS_TILE 128
 static bool gcudai_cublas_wants_pointers(
     const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t n_batch) {
@@ -28397,8 +28401,9 @@ static bool gcudai_cublas_wants_pointers(
            gcudai_cublas_may_point_to(&p->y);
 }
 
-// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly strided or can be
-// addressed; else one per matrix of dimension 3, or per group of matrices of b that share one of several matrices of a.
+// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly
+// strided or a batch of addresses is possible. Otherwise one call per matrix of dimension 3, or per group of matrices
+// of b that share a matrix of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
     struct gcudai_cublas_call call;
@@ -28426,8 +28431,9 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 }
 
 // ---- the choice of a path ----
-// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). What a kernel accepts, the
-// kernel file says (gcuda_mul_mat_takes); what pays is the table gcudai_cuda_mm_rules.
+// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). The
+// kernel file decides which products a kernel accepts (gcuda_mul_mat_takes); the table gcudai_cuda_mm_rules decides
+// when a path pays.
 
 enum gcudai_cuda_mm_path {
     GCUDAI_CUDA_MM_PLAIN = GCUDA_MUL_MAT_PLAIN,
@@ -28442,7 +28448,7 @@ enum gcudai_cuda_mm_path {
     GCUDAI_CUDA_MM_PATHS
 };
 
-// The device that computes a product; for row-split weights the least of all devices.
+// The device that computes a product; for row-split weights the common capabilities of all devices.
 struct gcudai_cuda_mm_device {
     struct gcuda_mul_mat_device kernels;
     bool has_cublas;
@@ -28451,22 +28457,22 @@ struct gcudai_cuda_mm_device {
 struct gcudai_cuda_mm_choice {
     bool is_made;
     enum gcudai_cuda_mm_path path;
-    enum gcuda_prec prec; // that the launch asks for
-    bool takes_epilogue;  // any but a second matrix of weights
+    enum gcuda_prec prec; // of the launch
+    bool takes_epilogue;  // any epilogue without a second matrix of weights
     struct gcuda_activation_layout layout; // of VEC and WGMMA
-    size_t scratch_bytes; // of a path of the kernel file; SIZE_MAX: the device could not be asked
+    size_t scratch_bytes; // for paths of the kernel file; SIZE_MAX: querying the device failed
 };
 
-// One product, as rules and paths see it: args, or experts.
+// One product as input of rules and paths: args or experts.
 struct gcudai_cuda_mm_case {
     const struct gcuda_mul_mat_args * args;
     const struct gcuda_mul_mat_id_args * experts;
     const struct gcudai_cuda_mm_device * device;
     struct gcuda_mul_mat_args joined; // args with activation matrices joined where several share one weight matrix
-    bool may_cublas;                  // cuBLAS is available and takes the product, operands packed where it wants that
+    bool may_cublas;                  // cuBLAS is available and takes the product, with packed operands where needed
 };
 
-// cuBLAS multiplies rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
+// Whether cuBLAS takes an operand: rows of floats of this type that do not overlap, with sizes that fit an int.
 static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type type) {
     const size_t size = gcuda_type_size(type);
     return t->type == type && t->nb[0] == size && t->nb[1] % size == 0 && t->nb[2] % size == 0 &&
@@ -28513,7 +28519,7 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
     return job;
 }
 
-// WGMMA gets joined matrices of activations.
+// The job of a case. WGMMA gets joined activation matrices.
 static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
     struct gcuda_mul_mat_job job =
         gcudai_cuda_mm_job(path, c->experts != NULL ? NULL : path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args, c->experts);
@@ -28521,7 +28527,7 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda
     return job;
 }
 
-// GEMM packs both operands itself, so that only sizes and types count.
+// GEMM packs both operands itself, so only sizes and types matter.
 static bool gcudai_cuda_mm_gemm_takes(const struct gcuda_mul_mat_args * p) {
     return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
            gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
@@ -28558,7 +28564,7 @@ static bool gcudai_cuda_mm_takes(const struct gcudai_cuda_mm_case * c, enum gcud
     (GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_XXS) | GCUDAI_CUDA_MM_BIT(IQ2_XS) |         \
         GCUDAI_CUDA_MM_BIT(IQ2_S) | GCUDAI_CUDA_MM_BIT(IQ3_XXS) | GCUDAI_CUDA_MM_BIT(IQ3_S))
 #define GCUDAI_CUDA_MM_NO_CODEBOOK (GCUDAI_CUDA_MM_BLOCKS & ~GCUDAI_CUDA_MM_CODEBOOK)
-// Experts: types whose lists pay on INT8 up to so many pairs per expert, and on WGMMA from so many on.
+// Experts: INT8_TO_n are types whose lists pay on INT8 up to n pairs per expert, WGMMA_FROM_n on WGMMA from n pairs.
 #define GCUDAI_CUDA_MM_INT8_TO_8 \
     (GCUDAI_CUDA_MM_BIT(Q4_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(Q4_K) | GCUDAI_CUDA_MM_BIT(MXFP4))
 #define GCUDAI_CUDA_MM_INT8_TO_6 (GCUDAI_CUDA_MM_BIT(Q5_K) | GCUDAI_CUDA_MM_BIT(Q6_K))
@@ -28580,19 +28586,20 @@ enum {
     GCUDAI_CUDA_MM_PREC_F32 = 2,      // only with GCUDA_PREC_F32
     GCUDAI_CUDA_MM_PREC_DEFAULT = 4,  // only without
     GCUDAI_CUDA_MM_UNLESS_CUBLAS = 8, // only where cuBLAS does not take the product
-    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only where there is no cuBLAS
-    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with it
+    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only without cuBLAS
+    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with wgmma
     GCUDAI_CUDA_MM_VECTORIZED = 64,   // only where the kernel loads 16 bytes at a time
-    GCUDAI_CUDA_MM_OF_B = 128         // columns of one matrix of activations, as one call of cuBLAS gets them
+    GCUDAI_CUDA_MM_OF_B = 128         // counts columns of one activation matrix, which is one call of cuBLAS
 };
 
-// The first rule that pays and whose path takes the product wins; without one: PLAIN. Limits are inclusive; 0: no limit.
+// The first rule whose limits hold and whose path takes the product wins; if none does: PLAIN. Limits are inclusive; 0:
+// no limit.
 struct gcudai_cuda_mm_rule {
     enum gcudai_cuda_mm_path path;
     int flags;
     uint64_t types;                   // of weights, a bit each
     int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
-    int64_t max_pairs;                // EXPERTS: expert-token pairs in all
+    int64_t max_pairs;                // EXPERTS: total of expert-token pairs
     int64_t min_rows, min_k;          // of a matrix of weights
     int64_t min_weights, max_weights; // elements of a weight matrix with a single activation matrix; otherwise they count as 0
     int min_capability;
@@ -28687,7 +28694,7 @@ static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const
            ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
 }
 
-// paths: a bit for each that may be chosen in addition to PLAIN.
+// Path by the rules. paths: a bit for each path allowed in addition to PLAIN.
 static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_mm_case * c, unsigned paths) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_mm_rules) / sizeof(gcudai_cuda_mm_rules[0]); ++i) {
         const struct gcudai_cuda_mm_rule * r = &gcudai_cuda_mm_rules[i];
@@ -28696,7 +28703,7 @@ static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_
     return GCUDAI_CUDA_MM_PLAIN;
 }
 
-// For experiments: the path that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
+// For experiments: the path named by a parameter or GCUDA_CUDA_PRODUCT, as 1 + its number; 0: none.
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
     static const struct {
         const char * name;
@@ -28715,7 +28722,7 @@ static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) 
         given != NULL ? "product" : "GCUDA_CUDA_PRODUCT");
 }
 
-// With full_precision float operands are not rounded: cuBLAS gets F32 operands, or 16-bit ones that are exact.
+// Applies full_precision: float operands are not rounded. cuBLAS gets F32 operands, or 16-bit ones that are exact.
 static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type weights, struct gcudai_cuda_mm_choice * choice) {
     const enum gcudai_cuda_mm_path path = choice->path;
     const bool is_cublas = path >= GCUDAI_CUDA_MM_CUBLAS && path <= GCUDAI_CUDA_MM_CUBLAS_16;
@@ -28725,7 +28732,7 @@ static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type
     choice->path = path == GCUDAI_CUDA_MM_CUBLAS_16 ? GCUDAI_CUDA_MM_CUBLAS_F32 : stays ? path : GCUDAI_CUDA_MM_PLAIN;
 }
 
-// What the kernel file says of the path.
+// Asks the kernel file for epilogue, layout and scratch of the chosen path.
 static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_epilogue none;
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, choice->path);
@@ -28735,10 +28742,10 @@ static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cud
     job.epilogue = &none;
     choice->takes_epilogue = gcuda_mul_mat_takes(&job);
     job.epilogue = NULL;
-    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports what the others could not ask
+    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports a failed query of the others too
 }
 
-// path: one that is chosen already.
+// The choice for a path that is already chosen.
 static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_mm_path path, enum gcuda_prec prec, const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_id_args * experts, const struct gcudai_cuda_mm_device * device) {
     struct gcudai_cuda_mm_choice choice;
@@ -28760,7 +28767,8 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_
     return choice;
 }
 
-// max_shared: bytes of shared memory that a block may have, by the device or gcuda_cuda_params.max_shared.
+// Whether wgmma kernels fit. max_shared: bytes of shared memory that a block may use, by the device or
+// gcuda_cuda_params.max_shared.
 static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
 
 static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
@@ -28770,7 +28778,7 @@ static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai
     return d;
 }
 
-// The path that the caller names for experiments, if it takes the product; else the rules' path.
+// The path that the caller names for experiments, if it takes the product; otherwise the path by the rules.
 static enum gcudai_cuda_mm_path gcudai_cuda_mm_wanted_path(const struct gcudai_cuda * cu, const struct gcudai_cuda_mm_case * c) {
     const enum gcudai_cuda_mm_path wanted = (enum gcudai_cuda_mm_path)(cu->product > 0 ? cu->product - 1 : 0);
     const bool is_in_reach = wanted != GCUDAI_CUDA_MM_TILE || cu->kernels.capability >= 800;
@@ -28781,7 +28789,7 @@ static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
 
-// The one choice of a product: args of mul_mat, or experts of mul_mat_id.
+// Chooses path and precision of a product, once per node: args of mul_mat, or experts of mul_mat_id.
 static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
     const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
@@ -28830,7 +28838,8 @@ static gcuda_status gcudai_cuda_packed(
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// A copy of activations in F16: a power of two is taken out of rows that F16 could not hold; these factors follow the elements.
+// A copy of activations in F16. Rows that F16 could not represent are divided by a power of two; these factors follow
+// the elements.
 static gcuda_status gcudai_cuda_packed_halves(
     struct gcudai_cuda * cu, struct gcuda_array * t, size_t align, float ** scale, void ** scratch) {
     struct gcuda_half_rows_args p;
@@ -28852,9 +28861,9 @@ static gcuda_status gcudai_cuda_packed_halves(
     return gcuda_launch_half_rows(&p, cu->stream);
 }
 
-#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights that are packed at a time
+#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // bytes of weights packed at a time
 
-// Rows of a that are packed at a time.
+// Number of rows of a that are packed at a time.
 static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type, size_t align) {
     const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
     const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
@@ -28862,7 +28871,7 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
     return is_copied ? GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]) : a->ne[1];
 }
 
-// One job of the kernel file, with n_bytes of scratch from the backend's pool.
+// Launches a job of the kernel file, with n_bytes of scratch from the backend's pool.
 static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
     if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
     const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
@@ -28870,7 +28879,7 @@ static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda
     return st;
 }
 
-// Operands of one type, both packed with rows at multiples of 16 bytes.
+// Product on WGMMA or GEMM: operands of one type, both packed with rows at multiples of 16 bytes.
 static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     gcudai_cuda_join_all_columns(&p);
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
@@ -28918,7 +28927,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
     return st;
 }
 
-// Row-split weights take one path on all devices, whatever rows each has.
+// Runs a product on its chosen path. Row-split weights take one path on all devices, whatever rows each has.
 static gcuda_status gcudai_cuda_multiply(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
     p.prec = choice->prec;
     if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) {
@@ -28947,14 +28956,14 @@ static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
     return t;
 }
 
-// Transposed copies, with k dense as tensor cores want TF32, pay where copying is a small part of the work: 4096 x 4096 x 4096 on an H200
-// takes 526 us in place, 397 us with copies.
+// Transposed copies make k dense, as tensor cores need it for TF32. They pay where copying is a small part of the work:
+// 4096 x 4096 x 4096 on an H200 takes 526 us in place, 397 us with copies.
 #if defined(GCUDAI_SIM)
 #define GCUDAI_CUDA_OUT_PROD_COPIES 8
 #else
-#define GCUDAI_CUDA_OUT_PROD_COPIES 1024 // m n / (m + n) from which
+#define GCUDAI_CUDA_OUT_PROD_COPIES 1024 // copies pay from this m n / (m + n)
 #endif
-#define GCUDAI_CUDA_OUT_PROD_BYTES 256e6 // of both copies
+#define GCUDAI_CUDA_OUT_PROD_BYTES 256e6 // largest size of both copies in bytes
 static bool gcudai_cuda_copies_pay(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
     const double m = (double) p->a.ne[1], n = (double) p->b.ne[1];
     return p->b.ne[2] * p->b.ne[3] == 1 && p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32 && cu->device->cc >= 800 &&
@@ -28971,7 +28980,7 @@ static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// The product of both operands transposed: through cuBLAS where it takes them, else the plain kernel.
+// The product of both operands transposed: through cuBLAS where it takes them, otherwise the plain kernel.
 static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args) {
     struct gcudai_cublas_matrix unused;
     struct gcuda_mul_mat_args p;
@@ -29716,7 +29725,7 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 }
 
 // ---- strips of columns ----
-// A side with peer access takes many columns in strips: one strip is multiplied while the next one is copied to the
+// A side with peer access takes many columns in strips. While one strip is multiplied, the next one is copied to the
 // side and the result of the previous one is copied back. For path WGMMA the main device prequantizes the activations
 // for all sides, which halves the bytes sent. At the end the main stream waits for the stream of the results.
 

@@ -161,7 +161,7 @@ UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-attention",
-    "gcuda.h": "cuda impl-cuda-mul-mat",
+    "gcuda.h": "cuda",
 }
 
 
