@@ -3256,8 +3256,9 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
 // =====================================================================================================
 //
-// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA runtime. Otherwise
-// these functions still exist: there are no devices, and init fails with a message that says why.
+// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA
+// runtime. Without it these functions still exist: the device list is empty, and init fails with a message that gives
+// the reason.
 
 typedef struct CUstream_st * gcuda_stream; // cudaStream_t
 
@@ -3281,7 +3282,7 @@ enum gcuda_cuda_switch {
 // to 256, or NULL if it has none. free gets the same size, after all work on the memory. Memory is always freed by the allocator that
 // allocated it, whatever is set later, so the allocator must outlive it. Neither function may call gcuda.
 struct gcuda_cuda_allocator {
-    void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
+    void * (*alloc)(void * user, int device, size_t size); // alloc and free both NULL: CUDA's own functions
     void (*free)(void * user, int device, void * ptr, size_t size);
     void * user;
 };
@@ -3293,7 +3294,7 @@ struct gcuda_cuda_memory_params {
     enum gcuda_cuda_switch page_locked;  // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
 };
 
-enum gcuda_cuda_pool { // where a backend's scratch comes from
+enum gcuda_cuda_pool { // allocator of a backend's scratch
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
     GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory
                                  // merges with adjacent holes, in any order; a request gets the lowest hole that fits
@@ -3320,10 +3321,11 @@ struct gcuda_cuda_params {
     gcuda_stream stream;
     int priority;         // of the stream that the backend makes, as in CUDA: lower numbers run first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory that the backend may hold, see struct gcuda_cuda_stats; 0: no limit
+    size_t memory_budget; // maximum bytes of device memory for the backend, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
-    size_t pool_reserve; // VMM: bytes of addresses reserved at a time; 0: the size of the device's memory
-    struct gcuda_cuda_memory_params memory; // of this backend (page_locked is not read); zero: gcuda_backend_cuda_set_memory
+    size_t pool_reserve; // VMM: bytes of address space reserved at a time; 0: size of the device's memory
+    // of this backend (page_locked is ignored); zero: gcuda_backend_cuda_set_memory
+    struct gcuda_cuda_memory_params memory;
     enum gcuda_cuda_peer_mode peer;
     size_t max_shared; // bytes of shared memory per block, at least 48 KiB; 0: the device's maximum
     // The context (a CUcontext) of the backend. Each call makes it current and restores the caller's. It must outlive the backend and
@@ -3335,10 +3337,10 @@ struct gcuda_cuda_params {
     // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
-    int max_plans;         // plans kept of graphs that graph_compute got; 0: 64; below 0: none, graphs run node by node
-    size_t max_plan_bytes; // host memory of these plans; 0: 64 MiB
+    int max_plans;         // maximum plans cached by graph_compute; 0: 64; below 0: none, graphs run node by node
+    size_t max_plan_bytes; // maximum host memory of these plans; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // one launch computes several nodes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
-    bool strict;           // no fusion that changes bits of results
+    bool strict;           // no fusion that changes the bits of results
     // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate predicts
     // a gain. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
     // GCUDA_CUDA_GRAPH_OPT is 1
@@ -3354,8 +3356,9 @@ struct gcuda_cuda_params {
     // Products through cuBLAS, and all products of float weights (mul_mat_id too), do not round operands to TF32 or 16 bits, as with
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: path of all products that support it; others, and those with row-split weights, take the path that dispatch
-    // chooses. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no choice.
+    // For experiments: path of all products that support it. Others, and those with row-split weights, take the path
+    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no
+    // choice.
     //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
     //                "cublas", "converted", "halves"         cuBLAS: operands in place, packed to F32, packed to 16 bits
     //                "gemm"                                  packed operands, then WGMMA or GEMM
@@ -3385,7 +3388,7 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
     // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
     // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
-    int64_t offload_min_batch; // least rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
+    int64_t offload_min_batch; // minimum rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
                                // GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
 };
 // Sets the choices; NULL: the defaults. FAILED: devices were enumerated already with another n_devices.
@@ -3434,7 +3437,7 @@ struct gcuda_backend_feature {
 //   PEER_MAX_BATCH_SIZE         GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
 //   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
-//                               "1" if a switch left it out, otherwise not listed
+//                               "1" if a switch excluded it from the build, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": gcuda_backend_cuda_split_buffer_type with an entry of tensor_split for each device, or NULL.
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3456,14 +3459,14 @@ GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Sets the process-wide choices for later buffers, and for backends whose parameters leave them open; NULL: the default.
-// Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
+// Sets the process-wide defaults of later buffers, and of backends whose parameters are zero; NULL: gcuda's defaults.
+// Fails for an allocator with only one of its functions. gcuda_shutdown resets them.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
-// ---- how much memory is held, and what for ----
-// A backend counts the memory it holds itself, on other devices too if its weights are row-split. A device counts the memory of all its
-// backends and all buffers: these belong to the device, because several backends may use a buffer and it may outlive them. Memory
-// that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
+// ---- memory statistics and budgets ----
+// A backend counts its own memory, including that on other devices if its weights are row-split. A device counts the
+// memory of all its backends and all buffers. Buffers belong to the device, because several backends may use one and it
+// may outlive them. Memory that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
 enum gcuda_cuda_purpose {
     GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // scratch of operations, from the backend's pool
     GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report indices out of range
@@ -3473,7 +3476,7 @@ enum gcuda_cuda_purpose {
 };
 #define GCUDA_CUDA_PURPOSE_COUNT 5
 struct gcuda_cuda_purpose_stats {
-    size_t in_use, reserved, peak; // as below
+    size_t in_use, reserved, peak; // as in struct gcuda_cuda_stats
 };
 struct gcuda_cuda_stats { // bytes of device memory
     size_t in_use;   // in use by tensors and operations; of a device: all scratch that its backends reserve counts as in use
@@ -3513,9 +3516,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// Enqueue a mul_mat or mul_mat_id without tensors or a graph on the backend's stream: by the path that dispatch chooses (or
-// gcuda_cuda_params.product names), with scratch of the backend, and cuBLAS if it is available. gcuda_launch_mul_mat at the
-// end of this section launches one path.
+// Enqueue a mul_mat or mul_mat_id on the backend's stream, without tensors or a graph. They take the path chosen by
+// dispatch, or named by gcuda_cuda_params.product, use scratch of the backend, and cuBLAS if it is available.
+// gcuda_launch_mul_mat at the end of this section launches one path.
 //   args     a, b, y, prec; as, b, ids, y, prec: types, sizes and strides as for gcuda_mul_mat and gcuda_mul_mat_id, y F32 and packed,
 //            data in memory that the backend's device can access. Members for launchers are not read
 //   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; otherwise the
@@ -3528,7 +3531,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gc
 // request is refused with ALLOC_FAILED if it and the reserved bytes exceed the budget.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
-// ---- plans: what a graph launches, decided once ----
+// ---- plans: the launches of a graph, computed once ----
 // A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph, which later
 // runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes and strides.
 //
@@ -3543,11 +3546,12 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
 // Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
-// nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs them one after another where no node
-// between them prevents it.
+// nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs them consecutively
+// unless a node between them prevents it.
 //
 //   pattern              nodes and conditions
-//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that only products read, all in one layout, is written prequantized
+//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that
+//                        only products read, all in one layout, is written prequantized
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
 //                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two; with set_rows of values. Each
@@ -3576,9 +3580,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
 // is run without a CUDA graph and one line is logged.
-struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the others: since the backend was made
+struct gcuda_cuda_plan_stats { // n_plans and n_bytes: current cache; the others: since the backend was made
     int n_plans;
-    size_t n_bytes; // host memory, without that of CUDA for its graphs
+    size_t n_bytes; // host memory, not counting CUDA's memory for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
     uint64_t n_fused; // launches for several nodes, in the plans made
     uint64_t n_beside; // launches on streams of concurrent branches, in the plans made
@@ -3638,13 +3642,13 @@ GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
 // Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
-// ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, profiling costs one branch per node. On, two events enclose each node (about a microsecond of launch time each), and a graph waits
-// for the previous one first. Only the first graph of a size creates events. Memory for records is allocated before a graph's first
-// node.
+// ---- profiling: duration of a backend's nodes, by the device's clock ----
+// Off, profiling costs one branch per node. On, two events enclose each node (about 1 us of launch time each), and a
+// graph first waits for the previous one. Only the first graph of a size creates events. Memory for records is
+// allocated before a graph's first node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
-//     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
+//     ... any number of gcuda_backend_graph_compute(backend, graph) ...
 //     st = gcuda_cuda_profile_write_trace(backend, "trace.json");   // for chrome://tracing or ui.perfetto.dev
 #define GCUDA_CUDA_PROFILE_MAX_SRC 4
 
@@ -3697,19 +3701,19 @@ struct gcuda_cuda_peer {
     char reason[120];            // why access is not in use; "" if it is
     bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
-// The results so far, without a probe. INVALID_ARGUMENT: no such devices, or equal ones.
+// The results of earlier probes; starts none. INVALID_ARGUMENT: no such devices, or equal ones.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
-// Probes the two devices in both directions, unless that was done before. Not while a stream is being captured. A test pattern that
-// arrives damaged is a result, not a failure: the status is SUCCESS.
+// Probes the two devices in both directions, unless they are probed already. Not while a stream is being captured. A
+// test pattern that arrives damaged is a result, not a failure: the status is SUCCESS.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
-// device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
-// each expert, so that all work on every token, whatever its experts.
+// device's backend, computes each device's rows on that device. Experts [K, M, E] for gcuda_mul_mat_id: a device stores
+// the same rows of each expert, so all devices work on every token, whatever its experts.
 //
 //   main_device   device whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: no rows. NULL or all 0: in proportion to the devices' memory
-//   n             entries of tensor_split, at least one per device; further ones must be 0. With NULL: 0
+//   n             entries of tensor_split, at least one per device; further ones must be 0. If tensor_split is NULL: 0
 //   returns       one object for each main device and shares, valid until gcuda_shutdown. NULL: no such device, fewer entries than
 //                 devices, a share that is negative, infinite or NaN
 //
@@ -3725,19 +3729,21 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
-// Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
+// Rows [low, high) of each matrix of the tensor that a device stores, or will store; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
 // Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
-// ---- self-test: whether this build works on a device ----
+// ---- self-test of this build on a device ----
 struct gcuda_cuda_selftest_result {
     gcuda_status status;
     char message[512];              // the failure and its remedy; "" if none
     int cc;                         // compute capability of the device: 100 * major + 10 * minor
-    int binary_cc, ptx_cc;          // compute capabilities of the binary code that runs there, and of the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or not for this device
+    // compute capabilities of the binary code that runs on it, and of the PTX in the program
+    int binary_cc, ptx_cc;
+    // kernel families; left out by a switch at compile time, or not compiled for this device
+    int n_passed, n_failed, n_left_out;
     int n_peers, n_peers_staged;    // other devices; those to which gcuda stages copies in host memory
     float ms;                       // duration
 };
@@ -3748,7 +3754,7 @@ GCUDA_API gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftes
 // ---- memory and semaphores of Vulkan and Direct3D 12 ----
 enum gcuda_cuda_handle {
     GCUDA_CUDA_HANDLE_FD = 0,            // a file descriptor: Vulkan's opaque fd
-    GCUDA_CUDA_HANDLE_WIN32 = 1,         // the types from here on are untested
+    GCUDA_CUDA_HANDLE_WIN32 = 1,         // this type and the following ones are untested
     GCUDA_CUDA_HANDLE_WIN32_KMT = 2,
     GCUDA_CUDA_HANDLE_D3D12_HEAP = 3,
     GCUDA_CUDA_HANDLE_D3D12_RESOURCE = 4,
@@ -3789,7 +3795,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
 // No work that uses the semaphore may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
-// ---- launchers: the kernels without graph, context or allocator, on device pointers ----
+// ---- launchers: kernels on device pointers, without graph, context or allocator ----
 // Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
 // for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
 // addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
@@ -3808,8 +3814,9 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
-// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
-// until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
+// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16,
+// reserved for it until the launch has finished on the stream. 0 bytes: NULL is allowed. SIZE_MAX: a device query
+// failed, with CUDA's last error set.
 
 // Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX. Returns a
 // cudaError_t.
@@ -3831,10 +3838,12 @@ struct gcuda_launch_series { // of the calling thread
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
-// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
+// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not
+// report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
-// Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). With the column launch `scratch` also
-// gcuda_LAUNCHER_scratch_bytes(args): the bytes that args.scratch needs. Repeated below are only those that need a comment.
+// Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). Rows with `scratch` in column
+// launch also declare gcuda_LAUNCHER_scratch_bytes(args), the bytes that args.scratch needs. Only those that need a
+// comment are repeated below.
 #define GCUDAI_DECLARE_none(name, args)
 #define GCUDAI_DECLARE_own(name, args)
 #define GCUDAI_DECLARE_product(name, args)
@@ -3848,10 +3857,11 @@ GCUDA_OPS(X)
 GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
-// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA (gcuda_mul_mat_layout): y, a
-// matrix, is written as prequantized activations, in the layout's bytes, which do not overlap x and g. y and the
-// rows of x and g, which are F32, are at multiples of 16 bytes.
+// of gcuda_launch_add and _add_quantized
+GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args);
+// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA
+// (gcuda_mul_mat_layout): y, a matrix, is written as prequantized activations, in the layout's bytes, which must not
+// overlap x and g. x and g are F32; y and their rows are at multiples of 16 bytes.
 GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
 // A chain of up to GCUDA_CHAIN_MAX element-wise operations: ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU, UNARY. The bits are
 // those of separate nodes.
@@ -3861,7 +3871,7 @@ GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
 struct gcuda_chain_step {
     enum gcuda_op op;
     enum gcuda_unary_op unary; // kind of a UNARY step
-    bool is_second;            // b is the first operand, the value so far the second
+    bool is_second;            // b is the first operand, the chain's value the second
     float p[5];                // parameters, as in the operation's argument struct
     struct gcuda_array b;      // data NULL: the operation has one operand
 };
@@ -3877,13 +3887,15 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is F32; else that of gcuda_mul_mat_layout: y is prequantized activations
-    int n_parts;    // one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of n_parts rows, added in
-    size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
+    int form; // 0: y is F32; otherwise a form of gcuda_mul_mat_layout: y is prequantized activations
+    // above 1: x is the sum of n_parts rows, added in order. One row of 513 to 8192 elements, all arrays at multiples
+    // of 16 bytes
+    int n_parts;
+    size_t part_nb; // bytes from one of these rows to the next
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_rounded set.
-//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 as n_parts says
+//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 the limits of n_parts
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
 //                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of
@@ -3907,11 +3919,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(const struct gcuda_norm_
 //             element by element, so graphs leave more than GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers
 //   v, v_y    v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
-struct gcuda_rope_set_steps { // in this order; rope comes after the norm
+struct gcuda_rope_set_steps { // applied in this order, with rope after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
     const void * norm; // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0] <= 512
     float eps;         // of the norm
-    int n_hadamard;    // 64, 128, 256 or 512, a divisor of ne[0]: each so many elements become their Hadamard transform; 0: none
+    // size of Hadamard transforms of consecutive elements: 64, 128, 256 or 512, a divisor of ne[0]; 0: none
+    int n_hadamard;
 };
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
@@ -3923,11 +3936,13 @@ struct gcuda_rope_set_args {
 };
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; false: UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
-// Hadamard transform of the rows of b where args->hint says so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, rows packed.
+// Hadamard transform of the rows of b, for args->hint GCUDA_HINT_SRC0_IS_HADAMARD and a with 64, 128, 256 or 512 rows.
+// b F32 or F16, y F32, rows packed.
 GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// Top-k expert routing in one launch, with the bits of separate nodes: probabilities of a token's logits, the experts with the largest
-// (probability + bias), their probabilities as weights, divided by their sum, times a factor. Of equal values the first expert is chosen.
+// Top-k expert routing in one launch, with the bits of separate nodes. The probabilities of a token's logits choose the
+// experts with the largest (probability + bias); equal values choose the first expert. The experts' probabilities,
+// divided by their sum and times a factor, become the weights.
 enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: softmax of the chosen logits only
 struct gcuda_route_args {
     struct gcuda_array logits;  // F32 [experts, tokens], rows packed, at most 512 experts
@@ -3936,11 +3951,12 @@ struct gcuda_route_args {
     struct gcuda_array weights; // result: F32 [used, tokens]
     enum gcuda_route_gate gate;
     bool has_norm;              // weights are divided by their sum
-    bool has_least;             // the divisor is at least `least`
+    bool has_least;             // the divisor is clamped to at least `least`
     float least;
     bool is_scaled;             // weights are multiplied by scale
     float scale;
-    bool is_wide, is_wide_weights; // the nodes' rows of logits, of weights are at multiples of 16 bytes: selects the order of their sums
+    // rows of logits and of weights at multiples of 16 bytes in the separate nodes: selects the order of their sums
+    bool is_wide, is_wide_weights;
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
 // The path of gcuda_launch_conv_2d for large convolutions, at any size. UNSUPPORTED: kernels that are not F16, fewer than 8 input or 32
@@ -3954,7 +3970,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_row
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
 // ---- matrix products: one job, four functions ----
-// A job is a product, a group of products of the same activations, or a product with experts; its path says which kernels compute it.
+// A job is a product, a group of products of the same activations, or a product with experts. Its path selects the
+// kernels.
 //
 //   path   weights, activations (A: at multiples of 16 bytes) columns       rounded to                     from
 //   PLAIN  any the operation takes, any strides               any           nothing                        any
@@ -3966,53 +3983,65 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_ma
 //   INT8   experts in nine block formats; floats              any           8 bits                         8.0
 //
 // from: compute capability; *: slow below it.
-// Columns are activation columns per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for
-// experts; a path that rounds refuses
-// GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN takes tensor cores where it can, VEC has a block per expert-token pair.
+// Columns are activation columns per matrix of weights. VEC does not round floats with GCUDA_PREC_F32 or for experts.
+// Other paths that round refuse GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN uses tensor cores where possible,
+// VEC has a thread block per expert-token pair.
 enum gcuda_mul_mat_path {
     GCUDA_MUL_MAT_PLAIN, GCUDA_MUL_MAT_VEC, GCUDA_MUL_MAT_TILE, GCUDA_MUL_MAT_GEMM, GCUDA_MUL_MAT_WGMMA, GCUDA_MUL_MAT_INT8,
     GCUDA_MUL_MAT_PATHS
 };
-// WGMMA of weights in blocks can be launched in two stages, so that products on other devices reuse the rounded activations: tiles of
-// GCUDA_MUL_MAT_WG_TILE columns, contiguous, the last one zero-filled. PRODUCT takes any rows, and columns from a multiple of that on.
+// WGMMA of quantized weights can be launched in two stages, so that products on other devices reuse the prequantized
+// activations. These are contiguous tiles of GCUDA_MUL_MAT_WG_TILE columns, the last one zero-filled. PRODUCT takes any
+// rows, and columns from a multiple of GCUDA_MUL_MAT_WG_TILE.
 enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
-struct gcuda_mul_mat_device { // a device that need not be current
+struct gcuda_mul_mat_device { // a device, current or not
     int capability; // 100 * major + 10 * minor
-    bool has_wgmma; // gcuda_has_warp_groups there, and a block may have 227 KiB of shared memory
+    bool has_wgmma; // gcuda_has_warp_groups on it, and 227 KiB of shared memory per block
 };
 #define GCUDA_MUL_MAT_GROUP 3       // products in a group
 #define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
 #define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
-struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
+struct gcuda_mul_mat_job { // zero-filled except args: path PLAIN
     enum gcuda_mul_mat_path path;
     const struct gcuda_mul_mat_args * args;         // a product, or n_args of them
     int n_args;                                     // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
-    const struct gcuda_mul_mat_id_args * experts;   // in place of args; its scratch is ignored
-    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. VEC, TILE, WGMMA, of one product; VEC, of experts
+    const struct gcuda_mul_mat_id_args * experts;   // instead of args; its scratch is ignored
+    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. One product: VEC, TILE, WGMMA; experts: VEC
     enum gcuda_mul_mat_stage stage;
-    void * activations;                             // of ACTIVATIONS the result, of PRODUCT an operand
-    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of it, at a multiple of 16 bytes
-    const struct gcuda_mul_mat_device * device;     // that takes, scratch_bytes and layout are asked about. NULL: the current one
+    void * activations;                             // result of stage ACTIVATIONS, operand of stage PRODUCT
+    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of the job, at a multiple of 16 bytes
+    const struct gcuda_mul_mat_device * device;     // device for takes, scratch_bytes and layout. NULL: the current one
 };
-// What a path makes of the activations of a job that it takes.
+// Layout of the activations of a job that its path takes.
 struct gcuda_activation_layout {
-    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_rounded set; 0: none
-    size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
-    int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
-    int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
-    bool is_vectorized;     // VEC of floats: both operands are loaded 16 bytes at a time
+    // form that gcuda_launch_norm_mul and gcuda_launch_glu may write for jobs with is_rounded set; 0: none
+    int form;
+    // WGMMA: size in that form, or of stage ACTIVATIONS. VEC: 0, they fit in the memory of one column of floats
+    size_t bytes;
+    int n_splits;           // WGMMA: split-K parts; with two or more an epilogue costs no time. 0: a group
+    // VEC: maximum columns; above 8 if rows are at multiples of 4 bytes and less than 2 MiB apart, from 8.0
+    int64_t max_columns;
+    bool is_vectorized;     // VEC of floats: 16-byte loads of both operands
 };
-// Group: one matrix of weights and one of activations each, all with the same activations, type, row length and row stride of weights.
-// Results have the bits of single products, WGMMA those of products with one split. VEC of blocks with two columns and more: rows at
-// equal multiples of 1 to 16 bytes; of floats: one column. TILE: results of one type and element stride.
-// Epilogue: a second matrix with VEC alone, for one column (blocks: two). VEC of floats: F32 activations, packed rows at multiples of
-// 16 bytes. TILE: at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix, F32 results. WGMMA: one matrix of floats.
-GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);           // whether a launch would do; asks no device if given one
-GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job); // 0 for a job that is not taken; SIZE_MAX: CUDA failed
-GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job); // zero for a job that is not taken
+// Group: each product has one matrix of weights; all have the same matrix of activations, weight type, row length and
+// row stride. Results have the bits of single products, for WGMMA of products without split-K.
+//   VEC     quantized weights with two columns or more: rows at equal multiples of 1 to 16 bytes; float weights: one
+//           column
+//   TILE    results of one type and element stride
+// Epilogue:
+//   VEC     a second matrix of weights for one column (quantized: two); only VEC has one. Float weights: F32
+//           activations, packed rows at multiples of 16 bytes
+//   TILE    one matrix, at most GCUDA_MUL_MAT_TILE_FUSED columns, F32 results
+//   WGMMA   one matrix, F32 results
+// whether a launch would run it; queries no device if job->device is set
+GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);
+// 0: not taken; SIZE_MAX: a device query failed
+GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job);
+// zero: not taken
+GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job);
 // UNSUPPORTED: the path does not take the job, scratch is missing or not aligned, max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
-GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
+GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // this build has kernels for 9.0a, and the current device runs them
 // If k or v are converted to F16 in scratch: at most 64 MiB more than one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // Classes of the mask's tiles (empty, full, mixed), computed once for several launches with the same mask, tokens and positions. Writes
@@ -4021,30 +4050,32 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_fl
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_mask_classes_bytes(const struct gcuda_flash_attn_ext_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_mask_classes(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
-// The plan that the launcher chooses on the current device. A launch for some of the tokens with this plan in its args has the bits of a
-// launch for all tokens, if the first token is a multiple of 32 and of block_rows. FAILED: a device query failed.
+// The plan that the launcher chooses on the current device. With this plan in its args, a launch for some of the tokens
+// has the bits of a launch for all. Their first token must be a multiple of 32 and of block_rows. FAILED: a device
+// query failed.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
-// The choice of a path, with its inputs:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
-//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; what would be
-//             ELEMENTS, with blocks and GCUDA_PREC_F32
-//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
-//     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
-//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
-//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
-//     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
-//     ELEMENTS  otherwise
+// Chooses the path of attention:
+//     PLAIN     capability below 750, with BF16 below 800; types of k or v that no other path takes; unaligned rows; DK
+//               or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; ELEMENTS with
+//               quantized k or v and GCUDA_PREC_F32
+//     WGMMA     more than 32 rows, k and v both F16 or both BF16, and fits_wgmma
+//     ROWS      more than 32 rows, k and v F16 or BF16, DK and DV up to 256, and fits_rows
+//     SPLIT     k and v F16, BF16, Q8_0 or Q4_0, DK and DV up to 256, and fits_split
+//     ELEMENTS  otherwise: k and v F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1
+// WGMMA and ROWS also take k or v quantized or in F32, which become F16 in scratch, some heads at a time. Conditions:
+// more than 64 rows, 256 positions or more, DK and DV up to 256, precision DEFAULT.
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4); elements of a row adjacent
     bool is_precise;                 // GCUDA_PREC_F32
-    bool fits_rows, fits_split, fits_elements; // two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: of k and v as F16,
-                                     // if they are converted
-    bool fits_wgmma;                 // stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV up to 256 (BF16: 128),
-                                     // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
+    // Two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: with k and v as F16 if they are converted.
+    bool fits_rows, fits_split, fits_elements;
+    // Stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV are up to 256 (BF16: 128). Strides of
+    // k, v and q (F32) are multiples of 16 bytes. No mask, or an F16 mask and an even n_kv.
+    bool fits_wgmma;
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 

@@ -161,7 +161,7 @@ UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
     "gcuda_kernels.cu": "k-attention",
-    "gcuda.h": "cuda",
+    "gcuda.h": "",
 }
 
 
