@@ -21272,8 +21272,8 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
-// the end, in their order.
+// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round
+// robin; at the end their results are added in order.
 //   floor   k and v once per block of rows; q, mask and y once
 //   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
 //   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
@@ -21291,7 +21291,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    bool has_waited = !a.is_after_classes; // else all grids before k_attn_classes have ended: q can be read before the wait
+    // otherwise all grids before k_attn_classes have ended, and q can be read before the PDL wait
+    bool has_waited = !a.is_after_classes;
     if (has_waited) { d_pdl_prologue(); }
     const int n_items = d_attn_n_items(a);
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
@@ -21309,7 +21310,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         if (HAS_CODES) { places.set(a, k_head, v_head); }
         d_attn_walk walk;
         const int n_quarters = 4 * walk.begin(a, b, split), first = walk.rank;
-        int next = warp, stage = 0, held = 0; // the quarter that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next quarter to copy and its stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = warp, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_quarters) {
                 walk.go_to(a, b, first + next / 4);
@@ -21328,7 +21330,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         __syncthreads();
         d_attn_split_state<DT, RT> st;
         d_attn_split_begin(st, a, b, exponents);
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = warp; i < n_quarters; i += n_warps) {
             d_attn_copies_wait(a.n_stages - 2);
             __syncwarp();
@@ -21345,7 +21347,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             }
         }
         d_attn_split_store<DT, RT, HAS_CODES>(st, a, b, split, (float4 *) (shared + a.q_parts * a.q_bytes));
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
@@ -21625,7 +21627,8 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
         const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
-        int next = 0, stage = 0, held = 0; // the tile that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next tile to copy and its stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = 0, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_tiles) {
                 walk.go_to(a, b, first + next);
@@ -21646,7 +21649,7 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
         __syncthreads();
         d_attn_state<DT, MT> st;
         d_attn_begin(st, a, b, row0, exponents);
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = 0; i < n_tiles; ++i) {
             d_attn_copies_wait(a.n_stages - 2);
             __syncthreads();
@@ -21666,13 +21669,14 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
             }
         }
         d_attn_store<DT, MT>(st, a, b, row0, split);
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
 // ---- long values: ELEMENTS ----
-// The 8 warps of a block share its 16 MT rows; rows of the result have up to 512 elements. Three phases for each TP
+// The 8 warps of a block share its 16 MT rows; rows of the result have up to 512 elements. Phases for each TP
 // positions, with barriers between them:
+//   convert  only quantized k and v: dequantizes the rows of the stage
 //   scores   a warp has 16 rows and every (8 / MT)-th 16 elements of q and k; partial scores go to shared memory
 //   softmax  a warp has 2 MT rows, its lanes are positions: adds the partial scores, stores weights as operand A of the
 //            next phase
@@ -21990,7 +21994,7 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
 
 // ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
 // elements of v.
-//   floor   k and v once per block of rows; where v is in k, k alone
+//   floor   k and v once per block of rows; only k if v is in k
 //   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
 //   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512, multiples of 8
 //   arch    7.5; BF16 8.0
@@ -22031,7 +22035,8 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         if (has_packed_v) { packed_v.set(e.raw_v, a.p.v, v_head); }
         d_attn_walk walk;
         const int n_steps = per_tile * walk.begin(a, b, split), first = walk.rank;
-        int next = 0, stage = 0, held = 0; // what is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next rows to copy and their stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = 0, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_steps) {
                 walk.go_to(a, b, first + next / per_tile);
@@ -22062,11 +22067,11 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         float o[MT][8][4];
         UNROLL for (int i = 0; i < own; ++i) { sums.max[i] = -INFINITY, sums.sum[i] = 0.0f; }
         UNROLL for (int i = 0; i < 32 * MT; ++i) { o[i / 32][i / 4 % 8][i % 4] = 0.0f; }
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = 0; i < n_steps; ++i) {
             // scores
             if (i > 0 && a.n_stages == 1) {
-                __syncthreads(); // all have read the stage before
+                __syncthreads(); // all warps have read the previous stage
                 issue();
             }
             const int code = __shfl_sync(0xffffffffu, held, at), j0 = code / 2 * 16, j = j0 + lane, stage_at = e.at_ring + at * e.stage_bytes;
@@ -22087,7 +22092,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
                 UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { seen |= of_rows.seen[w]; }
             }
             d_shared_at k = base + stage_at, v = a.is_v_in_k ? k : k + e.raw_k_bytes;
-            float k_factor = 1.0f, v_factor = 1.0f; // 256 where they have been divided by it
+            float k_factor = 1.0f, v_factor = 1.0f; // 256 if the rows were divided by it
             if constexpr (HAS_CODES) {
                 const char * raw = shared + stage_at;
                 char * tiles = shared + e.at_tiles, * v_tiles = tiles + (has_packed_k ? TP * a.k.stride : 0);
@@ -22118,7 +22123,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
                 *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
                 *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
             }
-            if (i > 0 && a.n_stages > 1) { issue(); } // to the stage before, which all have read
+            if (i > 0 && a.n_stages > 1) { issue(); } // into the previous stage, which all warps have read
             __syncthreads();
             // softmax
             float x[own];
@@ -22165,7 +22170,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         }
         __syncthreads();
         d_attn_elements_store<MT>(o, a, b, split, of_rows.factor);
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
@@ -22410,7 +22415,7 @@ template <typename S, int DV> static inline __device__ void d_attn_wg_clean(cons
                 if ((code & ATTN_WG_FULL) == 0) { d_attn_wg_clean_rows<S, DV>(a, b, ring.v_rows + at.index * S::v_bytes, row, code / 4 + row % ATTN_TILE); }
             }
             d_fence_async();
-            __syncwarp(); // lane 0 arrives for all
+            __syncwarp(); // lane 0 arrives for the warp
             if (lane == 0) { d_mbarrier_arrive(ring.v_clean + 8 * at.index); }
         }
     }
@@ -22636,7 +22641,7 @@ static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_
     }
 }
 
-// A consumer warpgroup: 64 rows of each item.
+// Consumer warpgroup: 64 rows of each item.
 template <typename S, typename T, int DK, int DV, int PARTS>
 static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
     constexpr bool is_bf16 = S::is_bf16;
@@ -22653,7 +22658,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         d_attn_wg_rows st;
         float o[DV / 2], s[S::positions / 2], factor[2];
         uint32_t w[S::positions / 4];
-        int code[S::tiles] = {}; // of the stage whose scores are computed
+        int code[S::tiles] = {}; // codes of the stage whose scores are being computed
         UNROLL for (int r = 0; r < 2; ++r) {
             st.max[r] = -INFINITY;
             st.sum[r] = 0.0f;
@@ -22666,28 +22671,28 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             UNROLL for (int i = 1; i < S::tiles; ++i) { all &= code[i]; }
             return (all & ATTN_WG_FULL) != 0;
         };
-        // scores of the next stage begin
+        // starts the scores of the next stage
         auto begin = [&]() {
             UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[k_at.index][i]; }
             d_wgmma_fence();
             d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
             d_wgmma_commit();
         };
-        // values of the stage whose weights are in w begin
+        // starts the values of the stage whose weights are in w
         auto add_values = [&](bool is_clean) {
             d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
             if (!is_clean) { d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase); }
             d_wgmma_fence();
             d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
         };
-        auto finish = [&]() { // scores to weights
+        auto finish = [&]() { // turns scores into weights
             float unit[2] = { st.unit[0], st.unit[1] };
             if (a.cap != 0.0f) {
                 UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i] * unit[i / 2 % 2]); }
                 unit[0] = unit[1] = 1.0f;
             }
             const bool is_mixed = !is_full();
-            if (is_mixed || a.scale < 0.0f) { // the largest score is not that of the largest product
+            if (is_mixed || a.scale < 0.0f) { // the largest product need not have the largest score
                 const float ratio[2] = { __fdividef(unit[0], st.slope[0]), __fdividef(unit[1], st.slope[1]) };
                 if (is_mixed) { d_mbarrier_wait(ring.bias_full + 8 * bias_at.index, bias_at.phase); }
                 UNROLL for (int i = 0; i < S::tiles; ++i) {
@@ -22699,7 +22704,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                     }
                 }
                 if (is_mixed) {
-                    __syncwarp(); // lane 0 arrives for all
+                    __syncwarp(); // lane 0 arrives for the warp
                     if (lane == 0) { d_mbarrier_arrive(ring.bias_empty + 8 * bias_at.index); }
                     bias_at.next();
                 }
@@ -22722,7 +22727,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                 add_values(is_clean);
                 d_wgmma_commit();
             } else {
-                d_wgmma_commit(); // in place of the values of a stage before
+                d_wgmma_commit(); // an empty group in place of the values of an earlier stage
             }
             d_named_arrive(4 - group, 256);
             d_wgmma_wait<1>();
@@ -22733,7 +22738,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             finish();
             is_clean = is_full();
             is_last = (code[0] & ATTN_WG_LAST) != 0;
-            if (!is_last) { wait_k(); } // here, so that compilers do not wait for the values before they compute weights
+            // here, so that the compiler does not wait for the values before it computes weights
+            if (!is_last) { wait_k(); }
             d_wgmma_wait<0>();
             d_wgmma_read(o);
             if (has_values) { free_v(); }
@@ -22757,7 +22763,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 #endif // D_SM90
 
 // WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
-//   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials, 16 a clock, take as long at 64 and half of it at 128
+//   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials (16 per clock) take as long at
+//           64, half as long at 128
 //   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
 //   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
 //   arch    9.0a
@@ -22769,7 +22776,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     D_SHARED_MBARRIERS(barriers, 5 * S::stages + 2 * S::bias_stages);
     __shared__ d_attn_wg_shared<S> all;
     d_attn_wg_ring<S> ring;
-    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the swizzle
     ring.v_rows = ring.q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
     ring.bias_rows = ring.q_rows + S::bias_at;
     ring.all = &all;
@@ -23056,7 +23063,7 @@ static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, cons
     }
 }
 
-// A consumer warpgroup.
+// Consumer warpgroup of k_attn_latent: every second 64 elements of v.
 template <typename S, typename T, int PARTS> static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const d_attn_latent_ring & ring) {
     const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32 % 4, n_panels = ring.n_panels;
     const uint64_t weights = d_desc_k_128(ring.weights + group * S::weight_bytes);
@@ -23065,7 +23072,7 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
-        d_named_sync(3, 128 * S::consumers); // q has been read
+        d_named_sync(3, 128 * S::consumers); // both warpgroups have read q
         d_attn_latent_put_q<S, PARTS>(a, b, ring, item == (int) blockIdx.x);
         d_fence_async();
         d_named_sync(3, 128 * S::consumers);
@@ -23108,14 +23115,15 @@ template <typename S, typename T, int PARTS> static inline __device__ void d_att
             d_wgmma_fence();
             UNROLL for (int n = 0; n < ATTN_TILE / 16; ++n) {
                 UNROLL for (int i = 0; i < 4; ++i) {
-                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0; // after the last panel: any, its accumulators are not stored
+                    // past the last panel: any panel, its accumulators are not stored
+                    const int panel = group + 2 * i < n_panels ? group + 2 * i : 0;
                     d_wgmma_ss<false, true>(T(), st.o[i], d_desc_mn_128(tile + panel * S::panel_bytes, S::panel_bytes) + 128 * n, weights + 2 * n, 1);
                 }
             }
             d_wgmma_commit();
             d_wgmma_wait<0>();
             UNROLL for (int i = 0; i < 4; ++i) { d_wgmma_read(st.o[i]); }
-            __syncwarp(); // lane 0 arrives for all
+            __syncwarp(); // lane 0 arrives for the warp
             if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * at.index); }
             at.next();
         }
@@ -23139,7 +23147,7 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
     __shared__ d_attn_latent_shared all;
     d_attn_latent_ring ring;
     ring.n_panels = ((int) a.p.k.ne[0] + 63) / 64;
-    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the swizzle
     ring.weight_rows = ring.q_rows + PARTS * ring.n_panels * S::q_panel_bytes;
     ring.k_rows = ring.weight_rows + S::consumers * S::weight_bytes;
     ring.q = d_shared_address(ring.q_rows);
@@ -24997,7 +25005,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 
                 }
             }
         }
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
