@@ -3287,8 +3287,9 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
 // =====================================================================================================
 //
-// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA runtime. Otherwise
-// these functions still exist: there are no devices, and init fails with a message that says why.
+// Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA
+// runtime. Without it these functions still exist: the device list is empty, and init fails with a message that gives
+// the reason.
 
 typedef struct CUstream_st * gcuda_stream; // cudaStream_t
 
@@ -3312,7 +3313,7 @@ enum gcuda_cuda_switch {
 // to 256, or NULL if it has none. free gets the same size, after all work on the memory. Memory is always freed by the allocator that
 // allocated it, whatever is set later, so the allocator must outlive it. Neither function may call gcuda.
 struct gcuda_cuda_allocator {
-    void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
+    void * (*alloc)(void * user, int device, size_t size); // alloc and free both NULL: CUDA's own functions
     void (*free)(void * user, int device, void * ptr, size_t size);
     void * user;
 };
@@ -3324,7 +3325,7 @@ struct gcuda_cuda_memory_params {
     enum gcuda_cuda_switch page_locked;  // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
 };
 
-enum gcuda_cuda_pool { // where a backend's scratch comes from
+enum gcuda_cuda_pool { // allocator of a backend's scratch
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
     GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory
                                  // merges with adjacent holes, in any order; a request gets the lowest hole that fits
@@ -3351,10 +3352,11 @@ struct gcuda_cuda_params {
     gcuda_stream stream;
     int priority;         // of the stream that the backend makes, as in CUDA: lower numbers run first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory that the backend may hold, see struct gcuda_cuda_stats; 0: no limit
+    size_t memory_budget; // maximum bytes of device memory for the backend, see struct gcuda_cuda_stats; 0: no limit
     enum gcuda_cuda_pool pool;
-    size_t pool_reserve; // VMM: bytes of addresses reserved at a time; 0: the size of the device's memory
-    struct gcuda_cuda_memory_params memory; // of this backend (page_locked is not read); zero: gcuda_backend_cuda_set_memory
+    size_t pool_reserve; // VMM: bytes of address space reserved at a time; 0: size of the device's memory
+    // of this backend (page_locked is ignored); zero: gcuda_backend_cuda_set_memory
+    struct gcuda_cuda_memory_params memory;
     enum gcuda_cuda_peer_mode peer;
     size_t max_shared; // bytes of shared memory per block, at least 48 KiB; 0: the device's maximum
     // The context (a CUcontext) of the backend. Each call makes it current and restores the caller's. It must outlive the backend and
@@ -3367,10 +3369,10 @@ struct gcuda_cuda_params {
     // stream of the caller's at once, else before the first product that needs it.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
-    int max_plans;         // plans kept of graphs that graph_compute got; 0: 64; below 0: none, graphs run node by node
-    size_t max_plan_bytes; // host memory of these plans; 0: 64 MiB
+    int max_plans;         // maximum plans cached by graph_compute; 0: 64; below 0: none, graphs run node by node
+    size_t max_plan_bytes; // maximum host memory of these plans; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // one launch computes several nodes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
-    bool strict;           // no fusion that changes bits of results
+    bool strict;           // no fusion that changes the bits of results
     // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate predicts
     // a gain. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
     // GCUDA_CUDA_GRAPH_OPT is 1
@@ -3386,8 +3388,9 @@ struct gcuda_cuda_params {
     // Products through cuBLAS, and all products of float weights (mul_mat_id too), do not round operands to TF32 or 16 bits, as with
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
-    // For experiments: path of all products that support it; others, and those with row-split weights, take the path that dispatch
-    // chooses. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no choice.
+    // For experiments: path of all products that support it. Others, and those with row-split weights, take the path
+    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no
+    // choice.
     //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
     //                "cublas", "converted", "halves"         cuBLAS: operands in place, packed to F32, packed to 16 bits
     //                "gemm"                                  packed operands, then WGMMA or GEMM
@@ -3417,7 +3420,7 @@ struct gcuda_cuda_device_params { // zero-filled: the defaults
     // ON: a device that shares the processor's memory (is_integrated) reads sources in page-locked host buffers in place, and supports
     // that buffer type. AUTO is OFF, because results were wrong on some chips. Sources that need padded rows are always refused.
     enum gcuda_cuda_switch host_sources;
-    int64_t offload_min_batch; // least rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
+    int64_t offload_min_batch; // minimum rows, columns or tokens of a node for gcuda_backend_dev_offload_op; 0:
                                // GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
 };
 // Sets the choices; NULL: the defaults. FAILED: devices were enumerated already with another n_devices.
@@ -3466,7 +3469,7 @@ struct gcuda_backend_feature {
 //   PEER_MAX_BATCH_SIZE         GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
 //   NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT
-//                               "1" if a switch left it out, otherwise not listed
+//                               "1" if a switch excluded it from the build, otherwise not listed
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": gcuda_backend_cuda_split_buffer_type with an entry of tensor_split for each device, or NULL.
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3488,14 +3491,14 @@ GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Sets the process-wide choices for later buffers, and for backends whose parameters leave them open; NULL: the default.
-// Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
+// Sets the process-wide defaults of later buffers, and of backends whose parameters are zero; NULL: gcuda's defaults.
+// Fails for an allocator with only one of its functions. gcuda_shutdown resets them.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
-// ---- how much memory is held, and what for ----
-// A backend counts the memory it holds itself, on other devices too if its weights are row-split. A device counts the memory of all its
-// backends and all buffers: these belong to the device, because several backends may use a buffer and it may outlive them. Memory
-// that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
+// ---- memory statistics and budgets ----
+// A backend counts its own memory, including that on other devices if its weights are row-split. A device counts the
+// memory of all its backends and all buffers. Buffers belong to the device, because several backends may use one and it
+// may outlive them. Memory that CUDA and cuBLAS allocate themselves (contexts, code) is not counted.
 enum gcuda_cuda_purpose {
     GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // scratch of operations, from the backend's pool
     GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report indices out of range
@@ -3505,7 +3508,7 @@ enum gcuda_cuda_purpose {
 };
 #define GCUDA_CUDA_PURPOSE_COUNT 5
 struct gcuda_cuda_purpose_stats {
-    size_t in_use, reserved, peak; // as below
+    size_t in_use, reserved, peak; // as in struct gcuda_cuda_stats
 };
 struct gcuda_cuda_stats { // bytes of device memory
     size_t in_use;   // in use by tensors and operations; of a device: all scratch that its backends reserve counts as in use
@@ -3545,9 +3548,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 
 // ---- products of raw pointers ----
-// Enqueue a mul_mat or mul_mat_id without tensors or a graph on the backend's stream: by the path that dispatch chooses (or
-// gcuda_cuda_params.product names), with scratch of the backend, and cuBLAS if it is available. gcuda_launch_mul_mat at the
-// end of this section launches one path.
+// Enqueue a mul_mat or mul_mat_id on the backend's stream, without tensors or a graph. They take the path chosen by
+// dispatch, or named by gcuda_cuda_params.product, use scratch of the backend, and cuBLAS if it is available.
+// gcuda_launch_mul_mat at the end of this section launches one path.
 //   args     a, b, y, prec; as, b, ids, y, prec: types, sizes and strides as for gcuda_mul_mat and gcuda_mul_mat_id, y F32 and packed,
 //            data in memory that the backend's device can access. Members for launchers are not read
 //   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; otherwise the
@@ -3560,7 +3563,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gc
 // request is refused with ALLOC_FAILED if it and the reserved bytes exceed the budget.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
-// ---- plans: what a graph launches, decided once ----
+// ---- plans: the launches of a graph, computed once ----
 // A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph, which later
 // runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes and strides.
 //
@@ -3575,11 +3578,12 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one graph.
 // Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change. "Same activations":
-// nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs them one after another where no node
-// between them prevents it.
+// nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs them consecutively
+// unless a node between them prevents it.
 //
 //   pattern              nodes and conditions
-//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that only products read, all in one layout, is written prequantized
+//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that
+//                        only products read, all in one layout, is written prequantized
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up to
 //                        GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two; with set_rows of values. Each
@@ -3608,9 +3612,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Nodes are launched one by one while they are timed, or while a node callback or an abort callback is set. If a capture fails, the plan
 // is run without a CUDA graph and one line is logged.
-struct gcuda_cuda_plan_stats { // n_plans and n_bytes: now in the cache; the others: since the backend was made
+struct gcuda_cuda_plan_stats { // n_plans and n_bytes: current cache; the others: since the backend was made
     int n_plans;
-    size_t n_bytes; // host memory, without that of CUDA for its graphs
+    size_t n_bytes; // host memory, not counting CUDA's memory for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
     uint64_t n_fused; // launches for several nodes, in the plans made
     uint64_t n_concurrent; // launches on streams of concurrent branches, in the plans made
@@ -3670,13 +3674,13 @@ GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
 // Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
-// ---- profiling: what a backend's nodes take, on the device's clock ----
-// Off, profiling costs one branch per node. On, two events enclose each node (about a microsecond of launch time each), and a graph waits
-// for the previous one first. Only the first graph of a size creates events. Memory for records is allocated before a graph's first
-// node.
+// ---- profiling: duration of a backend's nodes, by the device's clock ----
+// Off, profiling costs one branch per node. On, two events enclose each node (about 1 us of launch time each), and a
+// graph first waits for the previous one. Only the first graph of a size creates events. Memory for records is
+// allocated before a graph's first node.
 //
 //     gcuda_status st = gcuda_cuda_profile_begin(backend);
-//     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
+//     ... any number of gcuda_backend_graph_compute(backend, graph) ...
 //     st = gcuda_cuda_profile_write_trace(backend, "trace.json");   // for chrome://tracing or ui.perfetto.dev
 #define GCUDA_CUDA_PROFILE_MAX_SRC 4
 
@@ -3729,19 +3733,19 @@ struct gcuda_cuda_peer {
     char reason[120];            // why access is not in use; "" if it is
     bool is_linked;              // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
 };
-// The results so far, without a probe. INVALID_ARGUMENT: no such devices, or equal ones.
+// The results of earlier probes; starts none. INVALID_ARGUMENT: no such devices, or equal ones.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
-// Probes the two devices in both directions, unless that was done before. Not while a stream is being captured. A test pattern that
-// arrives damaged is a result, not a failure: the status is SUCCESS.
+// Probes the two devices in both directions, unless they are probed already. Not while a stream is being captured. A
+// test pattern that arrives damaged is a result, not a failure: the status is SUCCESS.
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a weight, on the main
-// device's backend, computes each device's rows there. Of experts [K, M, E] for gcuda_mul_mat_id, every device has the same rows of
-// each expert, so that all work on every token, whatever its experts.
+// device's backend, computes each device's rows on that device. Experts [K, M, E] for gcuda_mul_mat_id: a device stores
+// the same rows of each expert, so all devices work on every token, whatever its experts.
 //
 //   main_device   device whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: no rows. NULL or all 0: in proportion to the devices' memory
-//   n             entries of tensor_split, at least one per device; further ones must be 0. With NULL: 0
+//   n             entries of tensor_split, at least one per device; further ones must be 0. If tensor_split is NULL: 0
 //   returns       one object for each main device and shares, valid until gcuda_shutdown. NULL: no such device, fewer entries than
 //                 devices, a share that is negative, infinite or NaN
 //
@@ -3757,19 +3761,21 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
-// Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
+// Rows [low, high) of each matrix of the tensor that a device stores, or will store; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
 // Address of the tensor's rows on a device, matrix by matrix; NULL: none on this device, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
-// ---- self-test: whether this build works on a device ----
+// ---- self-test of this build on a device ----
 struct gcuda_cuda_selftest_result {
     gcuda_status status;
     char message[512];              // the failure and its remedy; "" if none
     int cc;                         // compute capability of the device: 100 * major + 10 * minor
-    int binary_cc, ptx_cc;          // compute capabilities of the binary code that runs there, and of the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or not for this device
+    // compute capabilities of the binary code that runs on it, and of the PTX in the program
+    int binary_cc, ptx_cc;
+    // kernel families; left out by a switch at compile time, or not compiled for this device
+    int n_passed, n_failed, n_left_out;
     int n_peers, n_peers_staged;    // other devices; those to which gcuda stages copies in host memory
     float ms;                       // duration
 };
@@ -3780,7 +3786,7 @@ GCUDA_API gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftes
 // ---- memory and semaphores of Vulkan and Direct3D 12 ----
 enum gcuda_cuda_handle {
     GCUDA_CUDA_HANDLE_FD = 0,            // a file descriptor: Vulkan's opaque fd
-    GCUDA_CUDA_HANDLE_WIN32 = 1,         // the types from here on are untested
+    GCUDA_CUDA_HANDLE_WIN32 = 1,         // this type and the following ones are untested
     GCUDA_CUDA_HANDLE_WIN32_KMT = 2,
     GCUDA_CUDA_HANDLE_D3D12_HEAP = 3,
     GCUDA_CUDA_HANDLE_D3D12_RESOURCE = 4,
@@ -3821,7 +3827,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
 // No work that uses the semaphore may be in flight. NULL is allowed.
 GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
-// ---- launchers: the kernels without graph, context or allocator, on device pointers ----
+// ---- launchers: kernels on device pointers, without graph, context or allocator ----
 // Launchers enqueue on the stream and return. They allocate nothing, wait for nothing, and copy args. They return SUCCESS, UNSUPPORTED
 // for types without a kernel, or FAILED with CUDA's last error set. Each operation's >>op: block describes the members of args. Shapes,
 // addresses and strides are not checked. Addresses and strides must be aligned for the types: a misaligned access loses the device.
@@ -3840,8 +3846,9 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.scratch = scratch;                                          // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
-// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16, used by nothing else
-// until the stream has passed the launch. 0 bytes: NULL is allowed. SIZE_MAX: a device query failed, with CUDA's last error set.
+// A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16,
+// reserved for it until the launch has finished on the stream. 0 bytes: NULL is allowed. SIZE_MAX: a device query
+// failed, with CUDA's last error set.
 
 // Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX. Returns a
 // cudaError_t.
@@ -3863,10 +3870,12 @@ struct gcuda_launch_series { // of the calling thread
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether the current device and build support programmatic dependent launch
-// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not tell.
+// All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not
+// report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
-// Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). With the column launch `scratch` also
-// gcuda_LAUNCHER_scratch_bytes(args): the bytes that args.scratch needs. Repeated below are only those that need a comment.
+// Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). Rows with `scratch` in column
+// launch also declare gcuda_LAUNCHER_scratch_bytes(args), the bytes that args.scratch needs. Only those that need a
+// comment are repeated below.
 #define GCUDAI_DECLARE_none(name, args)
 #define GCUDAI_DECLARE_own(name, args)
 #define GCUDAI_DECLARE_product(name, args)
@@ -3881,10 +3890,11 @@ GCUDA_OPS(X)
 GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0 unless between two quantized types
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
-// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA (gcuda_mul_mat_layout): y, a
-// matrix, is written as prequantized activations, in the layout's bytes, which do not overlap x and g. y and the
-// rows of x and g, which are F32, are at multiples of 16 bytes.
+// of gcuda_launch_add and _add_quantized
+GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args);
+// Whether gcuda_launch_glu supports args->form; others are UNSUPPORTED. 0 (floats): always. A form of path WGMMA
+// (gcuda_mul_mat_layout): y, a matrix, is written as prequantized activations, in the layout's bytes, which must not
+// overlap x and g. x and g are F32; y and their rows are at multiples of 16 bytes.
 GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
 // A chain of up to GCUDA_CHAIN_MAX element-wise operations: ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU, UNARY. The bits are
 // those of separate nodes.
@@ -3894,7 +3904,7 @@ GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args);
 struct gcuda_chain_step {
     enum gcuda_op op;
     enum gcuda_unary_op unary; // kind of a UNARY step
-    bool is_second;            // b is the first operand, the value so far the second
+    bool is_second;            // b is the first operand, the chain's value the second
     float p[5];                // parameters, as in the operation's argument struct
     struct gcuda_array b;      // data NULL: the operation has one operand
 };
@@ -3910,13 +3920,15 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is F32; else that of gcuda_mul_mat_layout: y is prequantized activations
-    int n_parts;    // one row of 513 to 8192 elements, all arrays at multiples of 16 bytes: x is the sum of n_parts rows, added in
-    size_t part_nb; // order; bytes from one to the next. 0 or 1: x is one row
+    int form; // 0: y is F32; otherwise a form of gcuda_mul_mat_layout: y is prequantized activations
+    // above 1: x is the sum of n_parts rows, added in order. One row of 513 to 8192 elements, all arrays at multiples
+    // of 16 bytes
+    int n_parts;
+    size_t part_nb; // bytes from one of these rows to the next
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have is_prequantized set.
-//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 as n_parts says
+//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 the limits of n_parts
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a multiple of 32
 //                   elements that has this space (from 768 elements on); all arrays at multiples of 16 bytes
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and sum at multiples of
@@ -3940,11 +3952,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(const struct gcuda_norm_
 //             element by element, so graphs leave more than GCUDA_ROPE_SET_QUERIES elements of q or v to other launchers
 //   v, v_y    v (F32, no rope) becomes rows v_ids[i] of v_y, which has y's type
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
-struct gcuda_rope_set_steps { // in this order; rope comes after the norm
+struct gcuda_rope_set_steps { // applied in this order, with rope after the norm
     const void * bias; // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
     const void * norm; // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0] <= 512
     float eps;         // of the norm
-    int n_hadamard;    // 64, 128, 256 or 512, a divisor of ne[0]: each so many elements become their Hadamard transform; 0: none
+    // size of Hadamard transforms of consecutive elements: 64, 128, 256 or 512, a divisor of ne[0]; 0: none
+    int n_hadamard;
 };
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
@@ -3956,11 +3969,13 @@ struct gcuda_rope_set_args {
 };
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; false: UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
-// Hadamard transform of the rows of b where args->hint says so and a has 64, 128, 256 or 512 rows; b F32 or F16, y F32, rows packed.
+// Hadamard transform of the rows of b, for args->hint GCUDA_HINT_SRC0_IS_HADAMARD and a with 64, 128, 256 or 512 rows.
+// b F32 or F16, y F32, rows packed.
 GCUDA_KERNEL_API bool gcuda_hadamard_takes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_hadamard(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// Top-k expert routing in one launch, with the bits of separate nodes: probabilities of a token's logits, the experts with the largest
-// (probability + bias), their probabilities as weights, divided by their sum, times a factor. Of equal values the first expert is chosen.
+// Top-k expert routing in one launch, with the bits of separate nodes. The probabilities of a token's logits choose the
+// experts with the largest (probability + bias); equal values choose the first expert. The experts' probabilities,
+// divided by their sum and times a factor, become the weights.
 enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: softmax of the chosen logits only
 struct gcuda_route_args {
     struct gcuda_array logits;  // F32 [experts, tokens], rows packed, at most 512 experts
@@ -3969,11 +3984,12 @@ struct gcuda_route_args {
     struct gcuda_array weights; // result: F32 [used, tokens]
     enum gcuda_route_gate gate;
     bool has_norm;              // weights are divided by their sum
-    bool has_least;             // the divisor is at least `least`
+    bool has_least;             // the divisor is clamped to at least `least`
     float least;
     bool is_scaled;             // weights are multiplied by scale
     float scale;
-    bool is_wide, is_wide_weights; // the nodes' rows of logits, of weights are at multiples of 16 bytes: selects the order of their sums
+    // rows of logits and of weights at multiples of 16 bytes in the separate nodes: selects the order of their sums
+    bool is_wide, is_wide_weights;
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
 // The path of gcuda_launch_conv_2d for large convolutions, at any size. UNSUPPORTED: kernels that are not F16, fewer than 8 input or 32
@@ -3987,62 +4003,78 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_row
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
 // ---- matrix products: one job, four functions ----
-// A job is a product, a group of products of the same activations, or a product with experts; its path says which kernels compute it.
+// A job is a product, a group of products of the same activations, or a product with experts. Its path selects the
+// kernels.
 //
-//   path    weights, activations (A: at multiples of 16 bytes)   activation columns   rounded to                     capability
-//   PLAIN   any the operation takes, any strides                 any                  nothing                        any
-//   VEC     blocks; floats                                       8 (16: see layout)   blocks: 8 bits; floats: TF32   any
-//   TILE    whole 32 elements; floats, Q4_K, Q5_K: A; floats     any                  BF16, F16 or TF32, as weights  8.0 (slow below)
-//   GEMM    floats of one type, A, packed rows; floats           any                  F32: TF32                      8.0 (slow below)
-//   WGMMA   blocks, A; floats, A; floats                         any                  BF16, F16 or TF32, as weights  9.0a
-//   INT8    experts in nine block formats; floats                any                  8 bits                         8.0
+//   path   weights, activations (A: at multiples of 16 bytes) columns       rounded to                     from
+//   PLAIN  any the operation takes, any strides               any           nothing                        any
+//   VEC    blocks; floats                                     8 (16: see    blocks: 8 bits; floats: TF32   any
+//                                                             layout)
+//   TILE   whole 32 elements; floats, Q4_K, Q5_K: A; floats   any           BF16, F16 or TF32, as weights  8.0 *
+//   GEMM   floats of one type, A, packed rows; floats         any           F32: TF32                      8.0 *
+//   WGMMA  blocks, A; floats, A; floats                       any           BF16, F16 or TF32, as weights  9.0a
+//   INT8   experts in nine block formats; floats              any           8 bits                         8.0
 //
-// Columns count per matrix of weights. VEC keeps floats as they are with GCUDA_PREC_F32 and for experts; a path that rounds refuses
-// GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN takes tensor cores where it can, VEC has a block per expert-token pair.
+// from: compute capability; *: slow below it.
+// Columns are activation columns per matrix of weights. VEC does not round floats with GCUDA_PREC_F32 or for experts.
+// Other paths that round refuse GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN uses tensor cores where possible,
+// VEC has a thread block per expert-token pair.
 enum gcuda_mul_mat_path {
     GCUDA_MUL_MAT_PLAIN, GCUDA_MUL_MAT_VEC, GCUDA_MUL_MAT_TILE, GCUDA_MUL_MAT_GEMM, GCUDA_MUL_MAT_WGMMA, GCUDA_MUL_MAT_INT8,
     GCUDA_MUL_MAT_PATHS
 };
-// WGMMA of weights in blocks can be launched in two stages, so that products on other devices reuse the rounded activations: tiles of
-// GCUDA_MUL_MAT_WG_TILE columns, contiguous, the last one zero-filled. PRODUCT takes any rows, and columns from a multiple of that on.
+// WGMMA of quantized weights can be launched in two stages, so that products on other devices reuse the prequantized
+// activations. These are contiguous tiles of GCUDA_MUL_MAT_WG_TILE columns, the last one zero-filled. PRODUCT takes any
+// rows, and columns from a multiple of GCUDA_MUL_MAT_WG_TILE.
 enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
-struct gcuda_mul_mat_device { // a device that need not be current
+struct gcuda_mul_mat_device { // a device, current or not
     int capability; // 100 * major + 10 * minor
-    bool has_wgmma; // gcuda_has_warp_groups there, and a block may have 227 KiB of shared memory
+    bool has_wgmma; // gcuda_has_warp_groups on it, and 227 KiB of shared memory per block
 };
 #define GCUDA_MUL_MAT_GROUP 3       // products in a group
 #define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
 #define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
-struct gcuda_mul_mat_job { // zero-filled but for args: the plain kernel
+struct gcuda_mul_mat_job { // zero-filled except args: path PLAIN
     enum gcuda_mul_mat_path path;
     const struct gcuda_mul_mat_args * args;         // a product, or n_args of them
     int n_args;                                     // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
-    const struct gcuda_mul_mat_id_args * experts;   // in place of args; its scratch is ignored
-    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. VEC, TILE, WGMMA, of one product; VEC, of experts
+    const struct gcuda_mul_mat_id_args * experts;   // instead of args; its scratch is ignored
+    const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. One product: VEC, TILE, WGMMA; experts: VEC
     enum gcuda_mul_mat_stage stage;
-    void * activations;                             // of ACTIVATIONS the result, of PRODUCT an operand
-    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of it, at a multiple of 16 bytes
-    const struct gcuda_mul_mat_device * device;     // that takes, scratch_bytes and layout are asked about. NULL: the current one
+    void * activations;                             // result of stage ACTIVATIONS, operand of stage PRODUCT
+    void * scratch;                                 // gcuda_mul_mat_scratch_bytes of the job, at a multiple of 16 bytes
+    const struct gcuda_mul_mat_device * device;     // device for takes, scratch_bytes and layout. NULL: the current one
 };
-// What a path makes of the activations of a job that it takes.
+// Layout of the activations of a job that its path takes.
 struct gcuda_activation_layout {
-    int form;               // in which gcuda_launch_norm_mul and gcuda_launch_glu may leave them, for jobs with is_prequantized set; 0: none
-    size_t bytes;           // WGMMA: of them in that form, or of the stage ACTIVATIONS. VEC: 0, they fit in place of one column of floats
-    int n_splits;           // WGMMA: into how many parts k is split; an epilogue is free from two on. 0: of a group
-    int64_t max_columns;    // VEC: most columns; above 8 for rows at multiples of 4 bytes less than 2 MiB apart, from 8.0 on
-    bool is_vectorized;     // VEC of floats: both operands are loaded 16 bytes at a time
+    // form that gcuda_launch_norm_mul and gcuda_launch_glu may write for jobs with is_prequantized set; 0: none
+    int form;
+    // WGMMA: size in that form, or of stage ACTIVATIONS. VEC: 0, they fit in the memory of one column of floats
+    size_t bytes;
+    int n_splits;           // WGMMA: split-K parts; with two or more an epilogue costs no time. 0: a group
+    // VEC: maximum columns; above 8 if rows are at multiples of 4 bytes and less than 2 MiB apart, from 8.0
+    int64_t max_columns;
+    bool is_vectorized;     // VEC of floats: 16-byte loads of both operands
 };
-// Group: one matrix of weights and one of activations each, all with the same activations, type, row length and row stride of weights.
-// Results have the bits of single products, WGMMA those of products with one split. VEC of blocks with two columns and more: rows at
-// equal multiples of 1 to 16 bytes; of floats: one column. TILE: results of one type and element stride.
-// Epilogue: a second matrix with VEC alone, for one column (blocks: two). VEC of floats: F32 activations, packed rows at multiples of
-// 16 bytes. TILE: at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix, F32 results. WGMMA: one matrix of floats.
-GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);           // whether a launch would do; asks no device if given one
-GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job); // 0 for a job that is not taken; SIZE_MAX: CUDA failed
-GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job); // zero for a job that is not taken
+// Group: each product has one matrix of weights; all have the same matrix of activations, weight type, row length and
+// row stride. Results have the bits of single products, for WGMMA of products without split-K.
+//   VEC     quantized weights with two columns or more: rows at equal multiples of 1 to 16 bytes; float weights: one
+//           column
+//   TILE    results of one type and element stride
+// Epilogue:
+//   VEC     a second matrix of weights for one column (quantized: two); only VEC has one. Float weights: F32
+//           activations, packed rows at multiples of 16 bytes
+//   TILE    one matrix, at most GCUDA_MUL_MAT_TILE_FUSED columns, F32 results
+//   WGMMA   one matrix, F32 results
+// whether a launch would run it; queries no device if job->device is set
+GCUDA_KERNEL_API bool gcuda_mul_mat_takes(const struct gcuda_mul_mat_job * job);
+// 0: not taken; SIZE_MAX: a device query failed
+GCUDA_KERNEL_API size_t gcuda_mul_mat_scratch_bytes(const struct gcuda_mul_mat_job * job);
+// zero: not taken
+GCUDA_KERNEL_API struct gcuda_activation_layout gcuda_mul_mat_layout(const struct gcuda_mul_mat_job * job);
 // UNSUPPORTED: the path does not take the job, scratch is missing or not aligned, max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_job * job, gcuda_stream stream);
-GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // kernels for 9.0a are in this build and run on the current device
+GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // this build has kernels for 9.0a, and the current device runs them
 // If k or v are converted to F16 in scratch: at most 64 MiB more than one head of both as F16.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // Classes of the mask's tiles (empty, full, mixed), computed once for several launches with the same mask, tokens and positions. Writes
@@ -4051,30 +4083,32 @@ GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_fl
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_mask_classes_bytes(const struct gcuda_flash_attn_ext_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_mask_classes(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
-// The plan that the launcher chooses on the current device. A launch for some of the tokens with this plan in its args has the bits of a
-// launch for all tokens, if the first token is a multiple of 32 and of block_rows. FAILED: a device query failed.
+// The plan that the launcher chooses on the current device. With this plan in its args, a launch for some of the tokens
+// has the bits of a launch for all. Their first token must be a multiple of 32 and of block_rows. FAILED: a device
+// query failed.
 GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
-// The choice of a path, with its inputs:
-//     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
-//             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory;
-//             with GCUDA_PREC_F32: v in blocks, and k in blocks where the path would be ELEMENTS
-//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
-//     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
-//             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
-//             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
-//     SPLIT   DK and DV up to 256 otherwise, k and v F16, BF16, Q8_0 or Q4_0, and shared memory for it
-//     ELEMENTS  otherwise
+// Chooses the path of attention:
+//     PLAIN     capability below 750, with BF16 below 800; types of k or v that no other path takes; unaligned rows; DK
+//               or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; ELEMENTS with
+//               quantized k or v and GCUDA_PREC_F32
+//     WGMMA     more than 32 rows, k and v both F16 or both BF16, and fits_wgmma
+//     ROWS      more than 32 rows, k and v F16 or BF16, DK and DV up to 256, and fits_rows
+//     SPLIT     k and v F16, BF16, Q8_0 or Q4_0, DK and DV up to 256, and fits_split
+//     ELEMENTS  otherwise: k and v F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1
+// WGMMA and ROWS also take k or v quantized or in F32, which become F16 in scratch, some heads at a time. Conditions:
+// more than 64 rows, 256 positions or more, DK and DV up to 256, precision DEFAULT.
 struct gcuda_flash_attn_case {
     int capability;                  // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_kv, n_rows;    // n_kv: positions; n_rows: tokens times heads that share k and v
     bool is_aligned;                 // rows at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4); elements of a row adjacent
     bool is_precise;                 // GCUDA_PREC_F32
-    bool fits_rows, fits_split, fits_elements; // two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: of k and v as F16,
-                                     // if they are converted
-    bool fits_wgmma;                 // stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV up to 256 (BF16: 128),
-                                     // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
+    // Two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: with k and v as F16 if they are converted.
+    bool fits_rows, fits_split, fits_elements;
+    // Stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV are up to 256 (BF16: 128). Strides of
+    // k, v and q (F32) are multiples of 16 bytes. No mask, or an F16 mask and an even n_kv.
+    bool fits_wgmma;
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
 
@@ -6955,7 +6989,7 @@ static int64_t gcudai_time_us(void) {
     (void) timespec_get(&t, TIME_UTC);
     return (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000;
 #else
-#error "gcuda.h: put the include with GCUDA_IMPLEMENTATION first in its file, or define _GNU_SOURCE (strict C99 hides the clock)"
+#error "gcuda.h: strict C99 hides the clock: include it with GCUDA_IMPLEMENTATION first, or define _GNU_SOURCE"
 #endif
 }
 
@@ -9305,13 +9339,13 @@ static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int
 //
 // Paths by number of activation columns. Gain: how much longer a whole model takes without the path, in processor time of one thread
 // of a virtual Xeon with VNNI; a prompt has 256 tokens. The last column is what to write into gcudai_simds to turn the path off.
-//   columns   path              gain                                                                   off
-//   1         q_rows            generation 57 % (Q4_1), 72 % (Q4_K), 78 % (Q6_K); decodes while it     gcudai_q_rows_none
-//                               multiplies (formats of GCUDAI_Q_ROWS)
-//   1..7      q_dot             the path of all other cases
-//   1..7      both, in VNNI     generation 0 % (Q4_1), 5 % (Q5_K), 8 % (Q8_0), 13 % (Q6_K), 16 %       gcudai_q_rows_avx2,
-//                               (Q4_K), against AVX2                                                   gcudai_q_dot_avx2
-//   8 ..      q_panel           prompt 11 % (Q4_1, 135M parameters), 56 % (Q8_0)                       NULL
+//   columns   path             gain                                                                 off
+//   1         q_rows           generation 57 % (Q4_1), 72 % (Q4_K), 78 % (Q6_K); decodes while it   gcudai_q_rows_none
+//                              multiplies (formats of GCUDAI_Q_ROWS)
+//   1..7      q_dot            the path of all other cases
+//   1..7      both, in VNNI    generation 0 % (Q4_1), 5 % (Q5_K), 8 % (Q8_0), 13 % (Q6_K), 16 %     gcudai_q_rows_avx2,
+//                              (Q4_K), against AVX2                                                 gcudai_q_dot_avx2
+//   8 ..      q_panel          prompt 11 % (Q4_1, 135M parameters), 56 % (Q8_0)                     NULL
 enum gcudai_q_kind {
     GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
     GCUDAI_Q_U16, // codes 0..63, scale per 16, the minimum is scale * constant
@@ -27114,6 +27148,7 @@ static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
 // backend of the context, and the last backend destroys it: then no plan and no caller captures work of gcuda. The registry's lock is
 // held, so no backend is made meanwhile.
 
+// A handle parked for the context, taken from its list; NULL: none.
 static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct CUctx_st * context) {
     struct gcudai_cublas ** at = &gcudai_cuda_found.parked;
     while (*at != NULL && ((*at)->device != device || (*at)->context != context)) { at = &(*at)->next; }
@@ -27122,15 +27157,16 @@ static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct 
     return c;
 }
 
-static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * context) { // which is current
+static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * context) { // the current one
     struct gcudai_cublas * c;
     while ((c = gcudai_cublas_take_aside(device, context)) != NULL) {
-        struct gcudai_cublas last = *c; // c is what it is put in
+        struct gcudai_cublas last = *c; // c points into memory that the handle owns
         gcudai_cublas_destroy(&last);
     }
 }
 
-// The caller may have destroyed his contexts by now; handles in those are leaked.
+// Destroys parked handles. Those in contexts of the caller are leaked, because the caller may have destroyed these
+// contexts.
 static void gcudai_cublas_forget(void) {
     for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         struct gcudai_cuda_scope scope;
@@ -27147,7 +27183,8 @@ static void gcudai_cublas_forget(void) {
     }
 }
 
-// The backend is no longer in the registry. On a lost device destroying a handle returns at once.
+// Parks or destroys the handle of a backend that has left the registry. On a lost device destroying a handle returns at
+// once.
 static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     struct gcudai_cublas * c = &cu->cublas;
     gcudai_cuda_mem_free(&c->workspace);
@@ -27166,7 +27203,7 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     }
     if (is_last) { gcudai_cublas_destroy_aside(cu->device->index, cu->device->context); }
     gcudai_mutex_unlock(&gcudai_g.lock);
-    gcudai_cublas_destroy(c); // without a handle, or of a lost device
+    gcudai_cublas_destroy(c); // nothing to park, or the device is lost
 }
 
 static bool gcudai_cublas_load(struct gcudai_cublas * c) {
@@ -27246,9 +27283,9 @@ static gcuda_status gcudai_cublas_init(struct gcudai_cuda * cu, gcudai_cublas_ha
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Allocates cuBLAS's workspace at the first use of cuBLAS, before any capture: a workspace of its own would be outside every budget and
-// allocated during a capture. Hopper's kernels want 32 MiB, older ones 4 MiB. If that fails: 64 KiB (every routine works with 16 KiB, by
-// the manual); if that fails too: none.
+// Allocates cuBLAS's workspace at its first use, before any capture. A workspace that cuBLAS allocates itself would be
+// outside every budget and allocated during a capture. Hopper's kernels need 32 MiB, older ones 4 MiB. If that fails:
+// 64 KiB (by the manual every routine works with 16 KiB); if that fails too: none.
 static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
@@ -27284,7 +27321,7 @@ static gcuda_status gcudai_cublas_restore(struct gcudai_cuda * cu, gcuda_status 
     return status == 0 || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cublas_fail(cu, status, "restoring the caller's settings");
 }
 
-// Before every use. cublasSetStream resets the workspace.
+// Sets stream, workspace and modes before every use of the handle. cublasSetStream resets the workspace.
 static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     GCUDAI_TRY(gcudai_cublas_workspace(cu));
@@ -27309,7 +27346,7 @@ static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
     return (long long) (t->nb[d] / gcuda_type_size(t->type));
 }
 
-// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, else rows x k; ld: leading dimension.
+// A matrix [k, rows] in cuBLAS's column-major terms: k x rows if k is dense, otherwise rows x k. ld: leading dimension.
 struct gcudai_cublas_matrix {
     bool is_dense_k;
     int ld; // elements
@@ -27352,7 +27389,7 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// n_batch products from matrix [i2, i3] of b on, along dimension 2; is_shared: all with one matrix of a.
+// n_batch products along dimension 2, from matrix [i2, i3] of b. is_shared: all use one matrix of a.
 static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcudai_cublas_call * c, bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
@@ -27386,7 +27423,7 @@ static gcuda_status gcudai_cuda_gemm_pointers(
             GCUDAI_CUBLAS_DEFAULT);
         st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
     }
-    gcudai_cuda_pool_release(&cu->pool, scratch); // in stream order, as all scratch
+    gcudai_cuda_pool_release(&cu->pool, scratch); // in stream order, like all scratch
     return st;
 }
 
@@ -27434,8 +27471,8 @@ static bool gcudai_cublas_may_point_to(const struct gcuda_array * t) {
     return ((size_t) (uintptr_t) t->data | t->nb[2] | t->nb[3]) % 16 == 0;
 }
 
-// One batched call by addresses instead of several strided ones, where one of these has fewer tiles than the device has SMs. Larger
-// ones lose nothing and need no addresses (the limit has not been compared).
+// Whether one batched call by addresses replaces several strided calls: when one of these has fewer tiles than the
+// device has SMs. Larger calls lose nothing and need no addresses (the limit has not been measured).
 #define GCUDAI_CUBLAS_TILE 128
 static bool gcudai_cublas_wants_pointers(
     const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t n_batch) {
@@ -27445,8 +27482,9 @@ static bool gcudai_cublas_wants_pointers(
            gcudai_cublas_may_point_to(&p->y);
 }
 
-// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly strided or can be
-// addressed; else one per matrix of dimension 3, or per group of matrices of b that share one of several matrices of a.
+// The product through cuBLAS; operands have one type and strides that cuBLAS takes. One call if matrices are evenly
+// strided or a batch of addresses is possible. Otherwise one call per matrix of dimension 3, or per group of matrices
+// of b that share a matrix of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
     struct gcudai_cublas_call call;
@@ -27472,8 +27510,9 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 }
 
 // ---- the choice of a path ----
-// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). What a kernel accepts, the
-// kernel file says (gcuda_mul_mat_takes); what pays is the table gcudai_cuda_mm_rules.
+// A product's path is chosen once: when a plan is made, or before a single run (struct gcudai_cuda_mm_choice). The
+// kernel file decides which products a kernel accepts (gcuda_mul_mat_takes); the table gcudai_cuda_mm_rules decides
+// when a path pays.
 
 enum gcudai_cuda_mm_path {
     GCUDAI_CUDA_MM_PLAIN = GCUDA_MUL_MAT_PLAIN,
@@ -27487,7 +27526,7 @@ enum gcudai_cuda_mm_path {
     GCUDAI_CUDA_MM_GEMM        // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
 };
 
-// The device that computes a product; for row-split weights the least of all devices.
+// The device that computes a product; for row-split weights the common capabilities of all devices.
 struct gcudai_cuda_mm_device {
     struct gcuda_mul_mat_device kernels;
     bool has_cublas;
@@ -27496,22 +27535,22 @@ struct gcudai_cuda_mm_device {
 struct gcudai_cuda_mm_choice {
     bool is_made;
     enum gcudai_cuda_mm_path path;
-    enum gcuda_prec prec; // that the launch asks for
-    bool takes_epilogue;  // any but a second matrix of weights
+    enum gcuda_prec prec; // of the launch
+    bool takes_epilogue;  // any epilogue without a second matrix of weights
     struct gcuda_activation_layout layout; // of VEC and WGMMA
-    size_t scratch_bytes; // of a path of the kernel file; SIZE_MAX: the device could not be asked
+    size_t scratch_bytes; // for paths of the kernel file; SIZE_MAX: querying the device failed
 };
 
-// One product, as rules and paths see it: args, or experts.
+// One product as input of rules and paths: args or experts.
 struct gcudai_cuda_mm_case {
     const struct gcuda_mul_mat_args * args;
     const struct gcuda_mul_mat_id_args * experts;
     const struct gcudai_cuda_mm_device * device;
     struct gcuda_mul_mat_args joined; // args with activation matrices joined where several share one weight matrix
-    bool may_cublas;                  // cuBLAS is available and takes the product, operands packed where it wants that
+    bool may_cublas;                  // cuBLAS is available and takes the product, with packed operands where needed
 };
 
-// cuBLAS multiplies rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
+// Whether cuBLAS takes an operand: rows of floats of this type that do not overlap, with sizes that fit an int.
 static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type type) {
     const size_t size = gcuda_type_size(type);
     return t->type == type && t->nb[0] == size && t->nb[1] % size == 0 && t->nb[2] % size == 0 &&
@@ -27558,7 +27597,7 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_job(
     return job;
 }
 
-// WGMMA gets joined matrices of activations.
+// The job of a case. WGMMA gets joined activation matrices.
 static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda_mm_case * c, enum gcudai_cuda_mm_path path) {
     struct gcuda_mul_mat_job job =
         gcudai_cuda_mm_job(path, c->experts != NULL ? NULL : path == GCUDAI_CUDA_MM_WGMMA ? &c->joined : c->args, c->experts);
@@ -27566,7 +27605,7 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(const struct gcudai_cuda
     return job;
 }
 
-// GEMM packs both operands itself, so that only sizes and types count.
+// GEMM packs both operands itself, so only sizes and types matter.
 static bool gcudai_cuda_mm_gemm_takes(const struct gcuda_mul_mat_args * p) {
     return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
            gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
@@ -27603,7 +27642,7 @@ static bool gcudai_cuda_mm_takes(const struct gcudai_cuda_mm_case * c, enum gcud
     (GCUDAI_CUDA_MM_BIT(IQ1_S) | GCUDAI_CUDA_MM_BIT(IQ1_M) | GCUDAI_CUDA_MM_BIT(IQ2_XXS) | GCUDAI_CUDA_MM_BIT(IQ2_XS) |         \
         GCUDAI_CUDA_MM_BIT(IQ2_S) | GCUDAI_CUDA_MM_BIT(IQ3_XXS) | GCUDAI_CUDA_MM_BIT(IQ3_S))
 #define GCUDAI_CUDA_MM_NO_CODEBOOK (GCUDAI_CUDA_MM_BLOCKS & ~GCUDAI_CUDA_MM_CODEBOOK)
-// Experts: types whose lists pay on INT8 up to so many pairs per expert, and on WGMMA from so many on.
+// Experts: INT8_TO_n are types whose lists pay on INT8 up to n pairs per expert, WGMMA_FROM_n on WGMMA from n pairs.
 #define GCUDAI_CUDA_MM_INT8_TO_8 \
     (GCUDAI_CUDA_MM_BIT(Q4_0) | GCUDAI_CUDA_MM_BIT(Q8_0) | GCUDAI_CUDA_MM_BIT(Q4_K) | GCUDAI_CUDA_MM_BIT(MXFP4))
 #define GCUDAI_CUDA_MM_INT8_TO_6 (GCUDAI_CUDA_MM_BIT(Q5_K) | GCUDAI_CUDA_MM_BIT(Q6_K))
@@ -27625,19 +27664,20 @@ enum {
     GCUDAI_CUDA_MM_PREC_F32 = 2,      // only with GCUDA_PREC_F32
     GCUDAI_CUDA_MM_PREC_DEFAULT = 4,  // only without
     GCUDAI_CUDA_MM_UNLESS_CUBLAS = 8, // only where cuBLAS does not take the product
-    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only where there is no cuBLAS
-    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with it
+    GCUDAI_CUDA_MM_NO_CUBLAS = 16,    // only without cuBLAS
+    GCUDAI_CUDA_MM_HAS_WGMMA = 32,    // only on devices with wgmma
     GCUDAI_CUDA_MM_VECTORIZED = 64,   // only where the kernel loads 16 bytes at a time
-    GCUDAI_CUDA_MM_OF_B = 128         // columns of one matrix of activations, as one call of cuBLAS gets them
+    GCUDAI_CUDA_MM_OF_B = 128         // counts columns of one activation matrix, which is one call of cuBLAS
 };
 
-// The first rule that pays and whose path takes the product wins; without one: PLAIN. Limits are inclusive; 0: no limit.
+// The first rule whose limits hold and whose path takes the product wins; if none does: PLAIN. Limits are inclusive; 0:
+// no limit.
 struct gcudai_cuda_mm_rule {
     enum gcudai_cuda_mm_path path;
     int flags;
     uint64_t types;                   // of weights, a bit each
     int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
-    int64_t max_pairs;                // EXPERTS: expert-token pairs in all
+    int64_t max_pairs;                // EXPERTS: total of expert-token pairs
     int64_t min_rows, min_k;          // of a matrix of weights
     int64_t min_weights, max_weights; // elements of a weight matrix with a single activation matrix; otherwise they count as 0
     int min_capability;
@@ -27651,7 +27691,7 @@ static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
     // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x 14336 on an H100, 2 and
     // 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3 and 45.9. With GCUDA_PREC_F32 cuBLAS would
     // get F32 copies of 16-bit weights.
-    //           path        flags                        types         columns    pairs rows  k     weights                            capability
+    //           path        flags                        types         columns    pairs rows  k     weights; capability
     GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0, 0,                                0),
     GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0, 0,                                0),
     GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0, 0,                                0),
@@ -27732,7 +27772,7 @@ static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const
            ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
 }
 
-// paths: a bit for each that may be chosen in addition to PLAIN.
+// Path by the rules. paths: a bit for each path allowed in addition to PLAIN.
 static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_mm_case * c, unsigned paths) {
     for (size_t i = 0; i < sizeof(gcudai_cuda_mm_rules) / sizeof(gcudai_cuda_mm_rules[0]); ++i) {
         const struct gcudai_cuda_mm_rule * r = &gcudai_cuda_mm_rules[i];
@@ -27741,7 +27781,7 @@ static enum gcudai_cuda_mm_path gcudai_cuda_mm_path_of(const struct gcudai_cuda_
     return GCUDAI_CUDA_MM_PLAIN;
 }
 
-// For experiments: the path that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
+// For experiments: the path named by a parameter or GCUDA_CUDA_PRODUCT, as 1 + its number; 0: none.
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
     static const struct {
         const char * name;
@@ -27760,7 +27800,7 @@ static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) 
         given != NULL ? "product" : "GCUDA_CUDA_PRODUCT");
 }
 
-// With full_precision float operands are not rounded: cuBLAS gets F32 operands, or 16-bit ones that are exact.
+// Applies full_precision: float operands are not rounded. cuBLAS gets F32 operands, or 16-bit ones that are exact.
 static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type weights, struct gcudai_cuda_mm_choice * choice) {
     const enum gcudai_cuda_mm_path path = choice->path;
     const bool is_cublas = path >= GCUDAI_CUDA_MM_CUBLAS && path <= GCUDAI_CUDA_MM_CUBLAS_16;
@@ -27770,7 +27810,7 @@ static void gcudai_cuda_mm_refine(const struct gcudai_cuda * cu, enum gcuda_type
     choice->path = path == GCUDAI_CUDA_MM_CUBLAS_16 ? GCUDAI_CUDA_MM_CUBLAS_F32 : stays ? path : GCUDAI_CUDA_MM_PLAIN;
 }
 
-// What the kernel file says of the path.
+// Asks the kernel file for epilogue, layout and scratch of the chosen path.
 static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_epilogue none;
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, choice->path);
@@ -27780,10 +27820,10 @@ static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cud
     job.epilogue = &none;
     choice->takes_epilogue = gcuda_mul_mat_takes(&job);
     job.epilogue = NULL;
-    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports what the others could not ask
+    choice->scratch_bytes = gcuda_mul_mat_scratch_bytes(&job); // last: it reports a failed query of the others too
 }
 
-// path: one that is chosen already.
+// The choice for a path that is already chosen.
 static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_mm_path path, enum gcuda_prec prec, const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_id_args * experts, const struct gcudai_cuda_mm_device * device) {
     struct gcudai_cuda_mm_choice choice;
@@ -27805,7 +27845,8 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_
     return choice;
 }
 
-// max_shared: bytes of shared memory that a block may have, by the device or gcuda_cuda_params.max_shared.
+// Whether wgmma kernels fit. max_shared: bytes of shared memory that a block may use, by the device or
+// gcuda_cuda_params.max_shared.
 static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
 
 static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
@@ -27815,7 +27856,7 @@ static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai
     return d;
 }
 
-// The path that the caller names for experiments, if it takes the product; else the rules' path.
+// The path that the caller names for experiments, if it takes the product; otherwise the path by the rules.
 static enum gcudai_cuda_mm_path gcudai_cuda_mm_wanted_path(const struct gcudai_cuda * cu, const struct gcudai_cuda_mm_case * c) {
     const enum gcudai_cuda_mm_path wanted = (enum gcudai_cuda_mm_path)(cu->product > 0 ? cu->product - 1 : 0);
     const bool is_in_reach = wanted != GCUDAI_CUDA_MM_TILE || cu->kernels.capability >= 800;
@@ -27837,7 +27878,7 @@ static enum gcuda_prec gcudai_cuda_mm_experts_prec(const struct gcudai_cuda * cu
     return cu->is_full_precision && gcudai_is_float(p->as.type) ? GCUDA_PREC_F32 : p->prec;
 }
 
-// The one choice of a product: args of mul_mat, or experts of mul_mat_id.
+// Chooses path and precision of a product, once per node: args of mul_mat, or experts of mul_mat_id.
 static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_id_args * experts) {
     struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
@@ -27887,7 +27928,8 @@ static gcuda_status gcudai_cuda_packed(
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// A copy of activations in F16: a power of two is taken out of rows that F16 could not hold; these factors follow the elements.
+// A copy of activations in F16. Rows that F16 could not represent are divided by a power of two; these factors follow
+// the elements.
 static gcuda_status gcudai_cuda_packed_halves(
     struct gcudai_cuda * cu, struct gcuda_array * t, size_t align, float ** scale, void ** scratch) {
     struct gcuda_half_rows_args p;
@@ -27907,9 +27949,9 @@ static gcuda_status gcudai_cuda_packed_halves(
     return gcuda_launch_half_rows(&p, cu->stream);
 }
 
-#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights that are packed at a time
+#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // bytes of weights packed at a time
 
-// Rows of a that are packed at a time.
+// Number of rows of a that are packed at a time.
 static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type, size_t align) {
     const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
     const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
@@ -27917,7 +27959,7 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
     return is_copied ? GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]) : a->ne[1];
 }
 
-// One job of the kernel file, with n_bytes of scratch from the backend's pool.
+// Launches a job of the kernel file, with n_bytes of scratch from the backend's pool.
 static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda_mul_mat_job * job, size_t n_bytes) {
     if (n_bytes > 0) { GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, n_bytes, "mul_mat: activations, partial results", &job->scratch)); }
     const gcuda_status st = gcuda_launch_mul_mat(job, cu->stream);
@@ -27925,7 +27967,7 @@ static gcuda_status gcudai_cuda_launch_job(struct gcudai_cuda * cu, struct gcuda
     return st;
 }
 
-// Operands of one type, both packed with rows at multiples of 16 bytes.
+// Product on WGMMA or GEMM: operands of one type, both packed with rows at multiples of 16 bytes.
 static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     gcudai_cuda_join_all_columns(&p);
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, &p, NULL);
@@ -27973,7 +28015,7 @@ static gcuda_status gcudai_cuda_multiply_packed(struct gcudai_cuda * cu, enum gc
     return st;
 }
 
-// Row-split weights take one path on all devices, whatever rows each has.
+// Runs a product on its chosen path. Row-split weights take one path on all devices, whatever rows each has.
 static gcuda_status gcudai_cuda_multiply(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
     p.prec = choice->prec;
     if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) { return gcudai_cuda_multiply_packed(cu, choice->path, p); }
@@ -28000,14 +28042,14 @@ static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
     return t;
 }
 
-// Transposed copies, with k dense as tensor cores want TF32, pay where copying is a small part of the work: 4096 x 4096 x 4096 on an H200
-// takes 526 us in place, 397 us with copies.
+// Transposed copies make k dense, as tensor cores need it for TF32. They pay where copying is a small part of the work:
+// 4096 x 4096 x 4096 on an H200 takes 526 us in place, 397 us with copies.
 #if defined(GCUDAI_SIM)
 #define GCUDAI_CUDA_OUT_PROD_COPIES 8
 #else
-#define GCUDAI_CUDA_OUT_PROD_COPIES 1024 // m n / (m + n) from which
+#define GCUDAI_CUDA_OUT_PROD_COPIES 1024 // copies pay from this m n / (m + n)
 #endif
-#define GCUDAI_CUDA_OUT_PROD_BYTES 256e6 // of both copies
+#define GCUDAI_CUDA_OUT_PROD_BYTES 256e6 // largest size of both copies in bytes
 static bool gcudai_cuda_copies_pay(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
     const double m = (double) p->a.ne[1], n = (double) p->b.ne[1];
     return p->b.ne[2] * p->b.ne[3] == 1 && p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32 && cu->device->cc >= 800 &&
@@ -28052,20 +28094,20 @@ static gcuda_status gcudai_cuda_out_prod(
 // >>impl-cuda-split   row-split buffers: one weight over several devices, and its products
 // =====================================================================================================
 
-// ---- buffer types: one object for a main device and shares, kept in the registry ----
+// ---- buffer types: one object per main device and shares, in the registry ----
 
 struct gcudai_cuda_split_type {
     struct gcuda_backend_buffer_type buft; // first
     struct gcudai_cuda_split_type * next;
-    int main_device, n; // n: devices there are
+    int main_device, n; // n: number of devices
     int64_t rounding;   // rows; boundaries between devices are multiples of it
-    double start[GCUDA_CUDA_MAX_DEVICES]; // what part of the rows comes before each device
+    double start[GCUDA_CUDA_MAX_DEVICES]; // fraction of the rows that earlier devices store
     char name[24];
 };
 static struct gcudai_cuda_split_type * gcudai_cuda_split_types; // under the registry's lock
 
-// Rows before the device's. The one rule for storage and products: a boundary in the rows is rounded down, the end is
-// not, so a last device whose share is 0 stays empty. All of a matrix with fewer rows than the rounding is on the last.
+// First row of a device's shard, for storage and products alike. Boundaries are rounded down; the end is not, so a last
+// device with share 0 stays empty. The last device stores all of a matrix with fewer rows than the rounding.
 static int64_t gcudai_cuda_split_low(const struct gcudai_cuda_split_type * t, int64_t n_rows, int device) {
     if (device == 0 || device >= t->n) { return device == 0 ? 0 : n_rows; }
     const double at = (double) n_rows * t->start[device];
@@ -28085,12 +28127,12 @@ static struct gcudai_cuda_rows gcudai_cuda_split_rows(
     return r;
 }
 
-// Bytes of a device's rows: the same ones of every matrix, as many as there are experts.
+// Bytes of a device's shard: the same rows of every matrix (expert).
 static size_t gcudai_cuda_split_size(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
     return gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) ((r.high - r.low) * tensor->ne[2] * tensor->ne[3]);
 }
 
-// The same with the tail that kernels may read behind the last one.
+// Bytes of a shard including the tail past its last row, which kernels may read.
 static size_t gcudai_cuda_split_bytes(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
     const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
     const size_t size = gcudai_cuda_split_size(tensor, r);
@@ -28121,7 +28163,8 @@ static size_t gcudai_cuda_split_alloc_size(gcuda_backend_buffer_type_t buft, con
 static gcuda_status gcudai_cuda_split_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer);
 
-// start from shares; those of devices that are not there must be 0.
+// Computes t->start from the shares, or from the devices' memory if all shares are 0. Shares of missing devices must
+// be 0.
 static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, const float * shares, int n) {
     double sum = 0.0, before = 0.0;
     for (int i = 0; i < n; ++i) {
@@ -28145,8 +28188,7 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// 128 rows, a tile of the matrix kernels from compute capability 7.0 on; 64 before. The most that a device with a share
-// wants.
+// Largest row tile of the devices with a share: 128 rows from compute capability 7.0, 64 before.
 static int64_t gcudai_cuda_split_rounding(const struct gcudai_cuda_split_type * t) {
     int64_t rounding = 1;
     for (int i = 0; i < t->n; ++i) {
@@ -28156,7 +28198,7 @@ static int64_t gcudai_cuda_split_rounding(const struct gcudai_cuda_split_type * 
     return rounding;
 }
 
-// The one that is in the registry already, or t, which is entered.
+// Returns the equal type from the registry, or enters t and returns it.
 static struct gcudai_cuda_split_type * gcudai_cuda_split_enter(struct gcudai_cuda_split_type * t) {
     gcudai_mutex_lock(&gcudai_g.lock);
     struct gcudai_cuda_split_type * other = gcudai_cuda_split_types;
@@ -28219,23 +28261,25 @@ gcuda_status gcuda_backend_cuda_get_split_rows(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// ---- buffers: a list of what the tensors in them have on each device ----
+// ---- buffers: a list of tensors, each with a shard per device ----
 
 struct gcudai_cuda_split_part {
-    struct gcudai_cuda_piece memory; // none: no rows
-    size_t size;                     // of the rows, without the tail
+    struct gcudai_cuda_piece memory; // ptr NULL: no rows
+    size_t size;                     // bytes of the rows, without the tail
 };
 struct gcudai_cuda_split_tensor { // tensor->extra
     struct gcudai_cuda_split_tensor * next;
-    const struct gcuda_tensor * tensor; // whose it is: after a failure another one may remember this address
-    bool is_placed;                     // false after a reset, which tensors are not told of: they still point here
+    // its owner: after a failure another tensor may have been created at its address
+    const struct gcuda_tensor * tensor;
+    // false after a reset; tensors keep pointing here, since a reset does not know them
+    bool is_placed;
     struct gcudai_cuda_split_part parts[GCUDA_CUDA_MAX_DEVICES];
 };
 struct gcudai_cuda_split_buffer {
     struct gcudai_cuda_split_tensor * tensors;
 };
 
-// What the tensor has in its row-split buffer; NULL: nothing, or no longer.
+// The tensor's shards in its row-split buffer; NULL: none, or they were freed by a reset.
 static const struct gcudai_cuda_split_tensor * gcudai_cuda_split_placed(const struct gcuda_tensor * tensor) {
     const bool is_split = tensor != NULL && tensor->extra != NULL && gcudai_cuda_split_of(gcudai_buffer_of(tensor)) != NULL;
     const struct gcudai_cuda_split_tensor * s = is_split ? (const struct gcudai_cuda_split_tensor *) tensor->extra : NULL;
@@ -28247,7 +28291,7 @@ void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int
     return s != NULL && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES ? s->parts[device].memory.ptr : NULL;
 }
 
-// cudaFree waits for work that uses the rows; a user's allocator may not.
+// cudaFree waits for work that uses the shards. A user's allocator may not, so all backends are synchronized first.
 static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     bool is_callers = false;
@@ -28266,7 +28310,8 @@ static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     s->is_placed = false;
 }
 
-// Tensors may be gone, or be used by mistake: what they point to stays until the buffer is freed.
+// Frees the shards. The structs that tensor->extra points to stay until the buffer is freed, because tensors may still
+// be used by mistake.
 static gcuda_status gcudai_cuda_split_reset(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
     for (struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) { gcudai_cuda_split_parts_free(s); }
@@ -28284,12 +28329,12 @@ static void gcudai_cuda_split_free(gcuda_backend_buffer_t buffer) {
     gcudai_free(b);
 }
 
-// Nothing is there: tensors lie at offsets from an address that nobody reads.
+// A fictitious address, never dereferenced: tensors get addresses relative to it.
 static void * gcudai_cuda_split_base(gcuda_backend_buffer_t buffer) {
     return buffer ? (void *) (uintptr_t) 0x1000 : NULL;
 }
 
-// A device's rows with a tail of zeros.
+// Allocates a device's shard and zeroes its tail.
 static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * part,
     const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r, int device) {
     const size_t size = gcudai_cuda_split_bytes(tensor, r);
@@ -28308,7 +28353,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
                      (char *) part->memory.ptr + part->size, NULL, 0, size - part->size, tensor->name);
 }
 
-// What this tensor, or one at its address before it, had here; NULL: nothing.
+// The entry of this tensor, or of an earlier tensor at its address; NULL: none.
 static struct gcudai_cuda_split_tensor * gcudai_cuda_split_find(
     const struct gcudai_cuda_split_buffer * b, const struct gcuda_tensor * tensor) {
     struct gcudai_cuda_split_tensor * s = b->tensors;
@@ -28347,7 +28392,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
     return st;
 }
 
-// A device's rows of all matrices, host being where those of the first begin.
+// Copies a device's rows of all matrices. host: address of its first row of the first matrix.
 static cudaError_t gcudai_cuda_split_copy(
     const struct gcuda_tensor * tensor, const struct gcudai_cuda_split_part * part, enum gcudai_cuda_access access, char * host) {
     const size_t n = (size_t) (tensor->ne[2] * tensor->ne[3]), width = part->size / n, pitch = gcuda_nbytes(tensor) / n;
@@ -28356,8 +28401,8 @@ static cudaError_t gcudai_cuda_split_copy(
                : gcudai_cuda_copy_rows(host, pitch, part->memory.ptr, width, width, n, cudaMemcpyDeviceToHost, cudaStreamPerThread);
 }
 
-// All devices at once, each on this thread's stream of it; then waits for all, also when one fails: the caller's memory
-// is in use until then.
+// Copies all shards concurrently, each on this thread's stream of the device, and waits for all of them. It waits after
+// a failure too, because the caller's memory is in use until then.
 static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
     enum gcudai_cuda_access access, void * host, size_t offset, size_t size) {
     const struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_placed(tensor);
@@ -28417,7 +28462,7 @@ static gcuda_status gcudai_cuda_split_memset(
         gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
 }
 
-// The rows of all tensors placed so far; their tails stay zero.
+// Fills the rows of all placed tensors; their tails stay zero.
 static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
     const struct gcudai_cuda_split_buffer * b = (const struct gcudai_cuda_split_buffer *) buffer->context;
     for (const struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) {
@@ -28449,9 +28494,9 @@ static gcuda_status gcudai_cuda_split_alloc(
     return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
-// ---- who may use them ----
+// ---- supported uses ----
 
-// For supports_op and compute alike: row-split tensors are weights of mul_mat and mul_mat_id, and nothing else.
+// For supports_op and compute alike: a row-split tensor can only be the weights of mul_mat and mul_mat_id.
 static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
     GCUDAI_CAN(y, y->op == GCUDA_OP_NONE || gcudai_cuda_split_of(gcudai_buffer_of(y)) == NULL,
         "the result is in a %s buffer, which holds weights only", gcuda_backend_buffer_name(gcudai_buffer_of(y)));
@@ -28475,36 +28520,37 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the activations (and
-// the ids of mul_mat_id: it computes its rows of every expert), multiplies, and sends its rows of the result; the main stream waits for
-// all of them. The host waits for nothing. Each backend has a private sub-backend on every such device, its peer, with streams,
-// scratch and events: any number of backends may use one weight concurrently. With peer access, a product of few columns reads and
-// writes the main device's memory directly: a copy's latency exceeds its transfer time.
+// The main device prepares the activations and records an event. Every other device with rows waits for it, copies the
+// activations, multiplies, and sends its rows of the result. For mul_mat_id it also copies the ids, and computes its
+// rows of every expert. The main stream waits for all of them; the host waits for nothing.
+// A side is a private backend on a peer device, with streams, scratch and events. Each backend has its own sides, so
+// any number of backends may use one weight concurrently. With peer access, a product of few columns reads and writes
+// the main device's memory directly: the latency of a copy would exceed its transfer time.
 
 struct gcudai_cuda_share { // a device's part of a product
-    struct gcudai_cuda * cu; // the backend itself, or its peer there
+    struct gcudai_cuda * cu; // the backend itself, or its side on the device
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y the results of expert-token pairs
-    struct gcuda_array ids;         // of mul_mat_id; data NULL: mul_mat
-    int32_t * bad_index;            // of the main device, which sees all ids
-    void * b, * ids_copy, * y;      // scratch of a peer
-    bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
-    int64_t strip;                  // columns at a time; 0: all, on the peer's one stream
-    const struct gcudai_cuda_mm_choice * choice; // of all shares
+    struct gcuda_mul_mat_args args; // mul_mat_id: a is the experts, y the results of expert-token pairs
+    struct gcuda_array ids;         // mul_mat_id; data NULL: mul_mat
+    int32_t * bad_index;            // main device only, which checks all ids
+    void * b, * ids_copy, * y;      // scratch of a side
+    bool fetches, writes_y;         // peer access: its kernels read the main device's operands; write its result
+    int64_t strip;                  // columns per strip; 0: all columns at once, on the side's main stream
+    const struct gcudai_cuda_mm_choice * choice; // shared by all shares
 };
 
 // Activation columns that are sent to the other devices together.
 struct gcudai_cuda_strip {
-    int64_t size; // of all but the last; 0: no device takes strips
+    int64_t size; // columns of each strip but the last; 0: no strips
     int64_t first, end;
     bool is_last;
-    char * prequantized;    // all columns in the layout of WGMMA; NULL: they are sent as floats
-    size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
+    char * prequantized;    // all activations in the layout of path WGMMA; NULL: floats are sent
+    size_t tile_bytes; // bytes of GCUDA_MUL_MAT_WG_TILE of these columns
 };
 
 static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** peer) {
     if (cu->subs[device] == NULL) {
-        struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
+        struct gcuda_cuda_params params = cu->params; // without what belongs to the caller or to one device
         params.device = device;
         params.stream = NULL;
         params.context = NULL;
@@ -28520,7 +28566,8 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
                 "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
                 "gcuda_cuda_params.peer allows direct copies", cu->device->name, device);
         }
-        if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) { // or else copies of scratch go through the host
+        // on other routes scratch is copied through the host
+        if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) {
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->subs[device]->pool, cu->device->index);
         }
@@ -28529,7 +28576,7 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All that a peer, or a backend that is freed, has been given. Its device is current.
+// Waits for all queued work of a side, or of a backend that is being freed. Its device must be current.
 static void gcudai_cuda_sub_wait(const struct gcudai_cuda * peer) {
     for (int i = 0; i < 2; ++i) {
         if (peer->copies[i] != NULL) { (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->copies[i])); }
@@ -28537,16 +28584,16 @@ static void gcudai_cuda_sub_wait(const struct gcudai_cuda * peer) {
     (void) gcudai_cuda_ok_or_clear(cudaStreamSynchronize(peer->stream));
 }
 
-// After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
+// After a failure some streams are not joined. Waits until no copy is in flight to memory that the caller may free.
 static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     struct gcudai_error failure;
     bool has_sides = false;
-    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // its message is what matters
+    gcudai_error_save(&failure, GCUDA_STATUS_FAILED); // keeps the first error
     for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
         if (cu->subs[i] != NULL && gcudai_cuda_enter_of(&scope, cu->subs[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
-            if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
+            if (cu->plans.stats.n_graph_launches > 0) { // graph branches do not run on these streams
                 (void) gcudai_cuda_ok_or_clear(cudaDeviceSynchronize());
             } else {
                 gcudai_cuda_sub_wait(cu->subs[i]);
@@ -28558,13 +28605,13 @@ static void gcudai_cuda_subs_wait(struct gcudai_cuda * cu) {
     (void) gcudai_error_report(&failure);
 }
 
-// What a device that faulted says only when it is asked: the main stream does not know of it.
+// Asks each side's device for errors: a fault there does not show on the main stream.
 static gcuda_status gcudai_cuda_subs_check(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_peers; ++i) {
         if (cu->subs[i] != NULL) {
             GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->subs[i]->device));
-            const cudaError_t err = cudaStreamSynchronize(cu->subs[i]->stream); // joined: it is over
+            const cudaError_t err = cudaStreamSynchronize(cu->subs[i]->stream); // already joined: returns at once
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {
                 return gcudai_cuda_mark_lost(cu,
@@ -28589,7 +28636,7 @@ static void gcudai_cuda_subs_free(struct gcudai_cuda * cu) {
     }
 }
 
-// The shares of all devices with rows. Their operands still are the main device's.
+// Sets up the shares of all devices with rows. Their operands are still those of the main device.
 static gcuda_status gcudai_cuda_split_make_shares(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
     const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
@@ -28613,15 +28660,15 @@ static gcuda_status gcudai_cuda_split_make_shares(struct gcudai_cuda * cu, const
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Row pitch in bytes if one 2D copy between devices takes all rows: evenly strided, none overlaps the next. Else 0.
+// Row pitch in bytes if one 2D copy can take all rows (evenly strided, not overlapping); otherwise 0.
 static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
     const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
-// Whether kernels of another device reach a tensor's memory through peer access: memory that gcuda allocated from CUDA. Of the caller's
-// memory and of his allocators' that is not known.
+// Whether peer access reaches a tensor's memory: only memory that gcuda allocated from CUDA. For the caller's memory
+// and allocators this is unknown.
 static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) { return false; }
@@ -28629,14 +28676,16 @@ static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
     return b->piece.ptr != NULL && b->piece.from.alloc == NULL && !b->piece.is_managed;
 }
 
-// Whether a product's operand and result go directly between the backend's device and another.
+// Whether operand and result of a product are copied peer to peer between the backend's device and another.
 static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n_columns) {
     return gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
 }
 
-#define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
+// largest operand that a kernel copies over peer access: up to this size launch latency dominates
+#define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10)
 
-// Path VEC stores each element of the result once and reads none, so it may write to peer memory.
+// Decides peer access of a share. Path VEC stores each element of the result once and reads none, so it may write to
+// peer memory.
 static void gcudai_cuda_share_reach(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_tensor * node, bool is_packed) {
     const bool is_direct = s->cu != cu && s->choice->path == GCUDAI_CUDA_MM_VEC &&
@@ -28647,6 +28696,7 @@ static void gcudai_cuda_share_reach(
                  gcuda_nbytes(node->src[1]) <= GCUDAI_CUDA_FETCHED_BYTES;
 }
 
+// Replaces an operand that no 2D copy can take by a packed copy in scratch.
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -28660,7 +28710,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// Replaces an operand by its packed copy in the peer's scratch memory. n_columns: of the product.
+// Replaces an operand by a packed copy in the side's scratch. n_columns: activation columns of the product.
 static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
     struct gcudai_cuda * peer = s->cu;
@@ -28682,7 +28732,7 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     return s->fetches ? gcuda_launch_cpy(&copy, peer->stream) : gcudai_cuda_send(cu, peer, move, peer->stream);
 }
 
-// A part of a product on the path of the whole, with the scratch that the part needs.
+// A share of a product, on the path chosen for the whole product, with the scratch that the share needs.
 static gcuda_status gcudai_cuda_multiply_part(struct gcudai_cuda * cu, const struct gcudai_cuda_mm_choice * choice, struct gcuda_mul_mat_args p) {
     const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
     const struct gcudai_cuda_mm_choice own = gcudai_cuda_mm_choice_with(choice->path, choice->prec, &p, NULL, &device);
@@ -28705,7 +28755,7 @@ static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * 
     return gcudai_cuda_multiply_id(s->cu, &own, &p);
 }
 
-// Copies the operands to a peer and multiplies there, after what the main stream has queued so far.
+// Copies the operands to a side and multiplies there, after the work queued so far on the main stream.
 static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * peer = s->cu;
     struct gcuda_array * y = &s->args.y;
@@ -28723,7 +28773,8 @@ static gcuda_status gcudai_cuda_share_begin(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_share_multiply(s);
 }
 
-// Copies n columns of a peer's rows of the result, from column c on, to the main device. mul_mat_id: pairs, evenly strided.
+// Copies n columns of a side's rows of the result, from column c, to the main device. mul_mat_id: columns are
+// expert-token pairs, evenly strided.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
     int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
@@ -28737,7 +28788,7 @@ static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_send(s->cu, cu, move, stream);
 }
 
-// Orders one stream of a peer after another one of it.
+// Makes stream `after` of a side wait for its stream `before`.
 static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaStream_t before, cudaStream_t after) {
     GCUDAI_CUDA_TRY(cudaEventRecord(peer->copied, before), peer->device->index, "ordering strips of columns");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, peer->copied, 0), peer->device->index, "ordering strips of columns");
@@ -28745,24 +28796,25 @@ static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaS
 }
 
 // ---- strips of columns ----
-// A peer with peer access takes many columns in strips: one is multiplied while the next is copied there and the previous result is copied
-// back. WGMMA rounds its activations: the main device does that for all peers, which halves the bytes sent. The stream of results is
-// ordered after all others at the end.
+// A side with peer access takes many columns in strips. While one strip is multiplied, the next one is copied to the
+// side and the result of the previous one is copied back. For path WGMMA the main device prequantizes the activations
+// for all sides, which halves the bytes sent. At the end the main stream waits for the stream of the results.
 
-// A strip is whole tiles of columns that fill at least two thirds of the device's clusters: fewer would lose more than the overlapped
-// copies gain. Other paths take no strips: they would decode the weights once per strip.
-#define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
-#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
+// A strip is whole tiles of columns whose work fills at least two thirds of the device's clusters: smaller strips would
+// lose more than the overlapped copies gain. Other paths than WGMMA take no strips by default: they would decode the
+// weights once per strip.
+#define GCUDAI_CUDA_STRIP_ROWS 256 // rows of a cluster of two SMs
+#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129 // fewer columns, padded to a whole tile, would be more bytes than their floats
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
-// Whether strips are sent rounded; the same for all shares of a product.
+// Whether strips are sent prequantized; all shares of a product agree on it.
 static bool gcudai_cuda_strips_are_prequantized(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     return s->choice->path == GCUDAI_CUDA_MM_WGMMA && gcuda_is_quantized(s->args.a.type) &&
            cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && s->args.y.ne[1] >= GCUDAI_CUDA_PREQUANTIZED_COLUMNS;
 }
 
-// Columns of a strip of a peer with peer access; 0: no strips. A rounded strip may be all columns.
+// Columns per strip for a side with peer access; 0: no strips. A single prequantized strip may contain all columns.
 static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s) {
     const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
     const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
@@ -28779,7 +28831,7 @@ static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
     c->end = c->is_last ? n : c->first + c->size;
 }
 
-// Offset of a strip in the prequantized activations.
+// Byte offset of a strip in the prequantized activations.
 static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
     return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
 }
@@ -28796,7 +28848,7 @@ static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const 
     return gcudai_cuda_sub_order(peer, peer->stream, peer->copies[0]);
 }
 
-// Copies the columns of a strip to a peer; rounded ones after the event that the main device has recorded.
+// Copies a strip of activations to a side; prequantized ones after the event that the main device recorded for them.
 static gcuda_status gcudai_cuda_strip_bring(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     const struct gcuda_array * x = &s->args.b;
@@ -28820,7 +28872,7 @@ static gcuda_status gcudai_cuda_strip_bring(
     return gcudai_cuda_send(cu, peer, move, peer->copies[0]);
 }
 
-// The product of activations that are rounded already. PRODUCT asks for scratch of partial results alone.
+// Product of prequantized activations. Stage PRODUCT needs scratch for partial results only.
 static gcuda_status gcudai_cuda_multiply_prequantized(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_job(GCUDAI_CUDA_MM_WGMMA, p, NULL);
     job.stage = GCUDA_MUL_MAT_PRODUCT;
@@ -28857,7 +28909,8 @@ static gcuda_status gcudai_cuda_share_end(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Orders the peer's stream after the main stream, and makes the streams that strips need; not during a capture: then no strips.
+// Orders the side's stream after the main stream and creates the streams that strips need. A capture allows no new
+// streams: no strips then.
 static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcudai_cuda_share * s) {
     struct gcudai_cuda * peer = s->cu;
     const int device = peer->device->index;
@@ -28872,7 +28925,7 @@ static gcuda_status gcudai_cuda_share_open(struct gcudai_cuda * cu, struct gcuda
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Rounds the columns of a strip on the main device.
+// Prequantizes the activations of a strip on the main device.
 static gcuda_status gcudai_cuda_strip_prequantize(
     struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcuda_mul_mat_args p = s->args;
@@ -28886,7 +28939,7 @@ static gcuda_status gcudai_cuda_strip_prequantize(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Steps of a share, on its device. ROUND and OWN are the main device's.
+// Steps of a share, on its device. ROUND and OWN run on the main device only.
 enum gcudai_cuda_split_step {
     GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_PREQUANTIZE, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
     GCUDAI_CUDA_SPLIT_END
@@ -28906,7 +28959,7 @@ static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_
     }
 }
 
-// Runs one step for all shares that have it.
+// Runs one step for all shares that take part in it.
 static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
@@ -28925,7 +28978,8 @@ static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcud
     return st;
 }
 
-// Sets the size of strips, the least that a peer wants, and allocates their prequantized activations. own: the main device's share.
+// Sets the strip size, the smallest that a side chose, and allocates the prequantized activations. own: share of the
+// main device.
 static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcudai_cuda_share * own, struct gcudai_cuda_strip * c) {
     void * prequantized = NULL;
@@ -28942,8 +28996,8 @@ static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All peers begin before the main device multiplies, and it multiplies before any peer ends. c: zero-filled; the caller releases its
-// prequantized activations.
+// All sides begin before the main device multiplies, and it multiplies before any side ends. c: zero-filled; the caller
+// releases c->rounded.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
     const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
     const struct gcudai_cuda_share * own = shares;
@@ -28963,7 +29017,7 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
     return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, node);
 }
 
-// The path of the whole product is that of all devices. Experts: pair by pair, or the plain path.
+// Chooses one path for all devices, by the whole product. Experts: VEC, pair by pair, or PLAIN.
 static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
     const struct gcuda_mul_mat_args * p, const struct gcuda_mul_mat_id_args * id) {
     struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
@@ -28986,8 +29040,8 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_split_choose(struct gcudai_cuda 
     return choice;
 }
 
-// The product p; id: the product with experts that it stands for, or NULL. Rows have the same bits as without the split, except on tensor
-// cores, where the numbers of rows and columns decide how k is split.
+// The product p; id: the mul_mat_id that p was made from, or NULL. Rows have the same bits as without the split, except
+// on tensor cores, where the numbers of rows and columns decide the split of k.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
     const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
@@ -29026,7 +29080,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
-// args: of mul_mat or mul_mat_id, whichever the node is. choice: made by a first run, which opens the other devices.
+// args: of mul_mat or mul_mat_id, by the node's operation. choice: made by the first run, which also opens the sides.
 static gcuda_status gcudai_cuda_split_node(
     struct gcudai_cuda * cu, const union gcuda_args * args, const struct gcuda_tensor * node, struct gcudai_cuda_mm_choice * choice) {
     struct gcuda_mul_mat_args p;
@@ -29964,36 +30018,37 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 // =====================================================================================================
 // >>impl-cuda-snapshot   what a plan remembers of a graph's tensors
 // =====================================================================================================
-// A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
-// strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
-// nodes concerned get new arguments, and a CUDA graph is updated in place. Where sizes and strides are declared to change, these
-// are followed like values.
+// A plan keeps a snapshot of its graph, in two halves. The shape is the static key: operations, types, sizes, strides,
+// and which node reads which. A graph of another shape needs another plan. The values are the dynamic key: addresses
+// and parameters. When they change, the steps of these nodes get new arguments and a captured CUDA graph is updated in
+// place. Sizes and strides that are declared dynamic count as values.
 
 struct gcudai_cuda_static_key {
     struct gcudai_node_kind kind;
-    int32_t n_uses;             // of nodes, in the whole graph: as it was built, or as its nodes are now where that is more
-    int32_t src[GCUDA_MAX_SRC]; // index among the tensors seen; -1: none
-    int32_t is_empty;           // nothing runs for it
+    // by nodes of the whole graph: the count of the graph as built, or of its nodes now, whichever is larger
+    int32_t n_uses;
+    int32_t src[GCUDA_MAX_SRC]; // index into seen; -1: none
+    int32_t is_empty;           // no elements: no kernel runs
     int32_t is_dynamic;         // ne and nb may change: declared, or computed from such a tensor
     int32_t unused;             // no padding: shapes are compared as bytes
 };
 struct gcudai_cuda_seen {
     const struct gcuda_tensor * tensor;
     struct gcudai_cuda_static_key static_key;
-    struct gcudai_node_value dynamic_key; // extra: of row-split weights, mixed from where their parts are
-    int32_t n_counted; // what the graph's use counts say
-    size_t counted_at; // their slot, of the graph that was looked at: a hint for graphs like it
+    struct gcudai_node_value dynamic_key; // extra: for row-split weights a hash of the addresses of their shards
+    int32_t n_counted; // use count that the graph stores
+    size_t counted_at; // slot of that count in the snapshot's graph: a hint for equal graphs
     bool has_changed; // since the steps were made
-    struct gcudai_cuda_mm_choice choice; // of a product that runs on one device; made with the plan
+    struct gcudai_cuda_mm_choice choice; // for a product on one device; made with the plan
 };
 
-// The tensors of a graph: its nodes in their order, then whatever else they read.
+// Snapshot of a graph's tensors: its nodes in order, then the other tensors that they read.
 struct gcudai_cuda_snapshot {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
-    bool no_fusion; // the graph's wish
-    uint64_t hash;  // of all shapes, and of that
-    struct gcudai_tensor_map index; // of a slice; else without keys
+    bool no_fusion; // as the graph sets it
+    uint64_t hash;  // of all shapes and of no_fusion
+    struct gcudai_tensor_map index; // of a slice; for other graphs without keys
     uint64_t readers; // of a slice: hash of the uses of its nodes by later nodes of the graph
 };
 
@@ -30011,13 +30066,13 @@ static void gcudai_cuda_dynamic_key_of(const struct gcuda_tensor * t, struct gcu
     v->extra = gcudai_cuda_where_parts_are(t);
 }
 
-// All but the sources and the uses.
+// Fills in a shape except its sources and use count.
 static void gcudai_cuda_static_key_of(const struct gcuda_tensor * t, struct gcudai_cuda_static_key * s) {
     gcudai_node_kind_of(t, GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT, &s->kind);
     s->is_empty = gcuda_is_empty(t);
 }
 
-// What a plan cannot follow.
+// The static key: the shape without dynamic sizes and strides.
 static struct gcudai_cuda_static_key gcudai_cuda_fixed_key(const struct gcudai_cuda_static_key * shape) {
     struct gcudai_cuda_static_key fixed = *shape;
     if (fixed.is_dynamic) {
@@ -30041,7 +30096,7 @@ static void gcudai_cuda_snapshot_free(struct gcudai_cuda_snapshot * snapshot) {
     GCUDAI_ZERO(*snapshot);
 }
 
-// Numbers the nodes, then the other sources as they come.
+// Numbers the nodes, then the other sources in order of first use.
 static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph) {
     int n = graph->n_nodes;
     for (int i = 0; i < graph->n_nodes; ++i) {
@@ -30064,7 +30119,8 @@ static int gcudai_cuda_index_fill(struct gcudai_tensor_map * x, const struct gcu
     return n;
 }
 
-// Visits the other tensors first, then the nodes, which come after their sources.
+// Marks tensors that are declared dynamic and all that are computed from them. Visits the other tensors first, then the
+// nodes, which come after their sources.
 static void gcudai_cuda_snapshot_dynamic(struct gcudai_cuda_snapshot * snapshot) {
     for (int n = 0; n < snapshot->n_seen; ++n) {
         const int i = (n + snapshot->n_nodes) % snapshot->n_seen;
@@ -30076,7 +30132,7 @@ static void gcudai_cuda_snapshot_dynamic(struct gcudai_cuda_snapshot * snapshot)
     }
 }
 
-// The nodes of which using tensor t is a use: itself, and its owner if it is a view without an operation. -1: none.
+// The nodes that a use of tensor t counts for: t, and its owner if t is a view without an operation. -1: none.
 static void gcudai_cuda_used_nodes(const struct gcudai_tensor_map * x, int n_nodes, const struct gcuda_tensor * t, int32_t * used) {
     const struct gcuda_tensor * read[2] = { t, t->op == GCUDA_OP_NONE ? t->view_src : NULL };
     for (int k = 0; k < 2; ++k) {
@@ -30094,12 +30150,12 @@ static void gcudai_cuda_snapshot_count(struct gcudai_cuda_snapshot * snapshot, c
     }
 }
 
-// Nodes of the graph after the slice that may read what it would not write. One node alone is never fused.
+// Number of later nodes that may read results that fusion in the slice would not write. A single node is never fused.
 static int gcudai_cuda_n_after(const struct gcuda_cgraph * graph) {
     return graph->n_nodes > 1 && !graph->no_fusion ? graph->n_after : 0;
 }
 
-// Hash of the uses of a slice's nodes by later nodes, as these are now. snapshot: counts them too; NULL: does not.
+// Hash of the current uses of a slice's nodes by later nodes. look: also counts them; NULL: only hashes.
 static uint64_t gcudai_cuda_readers(const struct gcudai_tensor_map * x, const struct gcuda_cgraph * graph, struct gcudai_cuda_snapshot * snapshot) {
     uint64_t hash = 0;
     for (int i = graph->n_nodes; i < graph->n_nodes + gcudai_cuda_n_after(graph); ++i) {
@@ -30133,7 +30189,7 @@ static void gcudai_cuda_snapshot_fill(
         }
     }
     snapshot->readers = gcudai_cuda_readers(x, graph, snapshot);
-    for (int i = 0; i < snapshot->n_nodes; ++i) { // sources changed in place: the graph's counts are those of when it was built
+    for (int i = 0; i < snapshot->n_nodes; ++i) { // sources may have changed in place since the graph counted them
         snapshot->seen[i].static_key.n_uses = GCUDAI_MAX(snapshot->seen[i].static_key.n_uses, snapshot->seen[i].n_counted);
     }
     gcudai_cuda_snapshot_dynamic(snapshot);
@@ -30172,13 +30228,14 @@ static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct
     return memcmp(&a->dynamic_key, &b->dynamic_key, sizeof(a->dynamic_key)) != 0 || memcmp(&a->static_key, &b->static_key, sizeof(a->static_key)) != 0;
 }
 
-// In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
+// For graphs with equal static keys: whether all values and sizes are equal.
 static bool gcudai_cuda_same_seen(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     int i = 0;
     while (i < a->n_seen && !gcudai_cuda_is_other(&a->seen[i], &b->seen[i])) { ++i; }
     return i == a->n_seen;
 }
 
+// For graphs with equal static keys: whether all sizes and strides are equal, dynamic ones too.
 static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     bool is_same = true;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
@@ -30187,7 +30244,8 @@ static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_snapshot * a, const 
     return is_same;
 }
 
-// Whether three quarters of the tensors that are no nodes have the same values: the same part of the same model, by its weights.
+// Whether at least three quarters of the tensors that are not nodes have equal values. Their weights then show that
+// both graphs are the same part of the same model.
 static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const struct gcudai_cuda_snapshot * b) {
     const int n_leafs = a->n_seen - a->n_nodes;
     int n_others = 0;
@@ -30197,11 +30255,11 @@ static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_snapshot * a, const 
     return 4 * n_others <= n_leafs;
 }
 
-// Whether a tensor still has its shape. Its sources have to be the very tensors that they were. Compared in place: a graph's look-up in
-// the cache, which every run begins with, is mostly this and gcudai_cuda_has_value.
+// Whether a tensor still has its shape and a node still has the same sources. Compared field by field: the look-up of a
+// graph in the cache, with which every run begins, spends most of its time here and in gcudai_cuda_has_value.
 static bool gcudai_cuda_has_shape(const struct gcudai_cuda_snapshot * snapshot, const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
-    const struct gcudai_node_kind * kind = &s->static_key.kind; // an unchanged size is as empty as it was
+    const struct gcudai_node_kind * kind = &s->static_key.kind; // ne decides is_empty
     const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
     if ((int32_t) t->op != kind->op || (int32_t) t->type != kind->type || flags != kind->flags || (t->view_src != NULL) != kind->is_view ||
         memcmp(t->ne, kind->ne, sizeof(kind->ne)) != 0 || memcmp(t->nb, kind->nb, sizeof(kind->nb)) != 0) {
@@ -30225,7 +30283,7 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
            memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
-// Whether later nodes of the graph use the nodes of a slice as they did.
+// Whether later nodes of the graph use the slice's nodes as in the snapshot.
 static bool gcudai_cuda_has_readers(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
     const bool is_slice = gcudai_cuda_n_after(graph) > 0;
     return is_slice == (snapshot->index.keys != NULL) && (!is_slice || snapshot->readers == gcudai_cuda_readers(&snapshot->index, graph, NULL));
@@ -30236,8 +30294,8 @@ static int gcudai_cuda_use_count(const struct gcuda_cgraph * graph, const struct
     return is_there ? graph->use_counts[s->counted_at] : gcuda_graph_use_count(graph, s->tensor);
 }
 
-// Whether the graph consists of the very tensors of the plan with their shapes: then no new snapshot is needed.
-// graph NULL: the plan's own nodes.
+// Whether the graph consists of the plan's own tensors with unchanged shapes; the snapshot then needs no refresh. graph
+// NULL: checks the plan's nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_snapshot * snapshot, const struct gcuda_cgraph * graph) {
     const int n = snapshot->n_nodes;
     bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == snapshot->no_fusion &&
@@ -30251,7 +30309,7 @@ static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_snapshot * snapsh
     return is_same && (graph == NULL || gcudai_cuda_has_readers(snapshot, graph));
 }
 
-// Takes over the values as they are now; whether any has changed.
+// Refreshes the values of the snapshot. True: a value has changed since the steps were made.
 static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
     for (int i = 0; i < snapshot->n_seen; ++i) {
@@ -30260,7 +30318,7 @@ static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot)
             gcudai_cuda_dynamic_key_of(s->tensor, &s->dynamic_key);
             s->has_changed = true;
         }
-        has_changed = has_changed || s->has_changed; // or since an update that failed
+        has_changed = has_changed || s->has_changed; // also set by an earlier update that failed
     }
     return has_changed;
 }

@@ -18,7 +18,7 @@
 //   >>k-mul-mat-tile    matrix products on tensor cores for few columns and for experts
 //   >>k-mul-mat-vec     matrix-vector products of quantized weights: up to 8 columns, 16 on tensor cores
 //   >>k-mul-mat-vec-float  matrix-vector products of float weights, up to 8 columns
-//   >>k-sm90            instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
+//   >>k-sm90            instructions of sm_90a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 //   >>k-mul-mat-wg      large matrix products with wgmma (compute capability 9.0a)
 //   >>k-mul-mat-gemm    matrix products of floats on tensor cores, used without cuBLAS
 //   >>k-attention       attention in one pass, latent attention (MLA) too, and its gradients
@@ -17728,7 +17728,7 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
 // =====================================================================================================
-// >>k-sm90   instructions of compute capability 9.0a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
+// >>k-sm90   instructions of sm_90a: mbarrier, TMA, wgmma, clusters, setmaxnreg; tensor maps
 // =====================================================================================================
 // Wrappers of the instructions, used by matrix products, convolutions and attention; the file has these instructions nowhere else.
 // Without D_SM90 kernel bodies do not call them, so that they compile to nothing. Shared-memory addresses are 32-bit numbers
@@ -20390,9 +20390,9 @@ const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_ge
 // =====================================================================================================
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
-// k_flash_attn. A block has 16 queries, which are tokens times the heads that share k and v, and goes over the positions, 32 at a time,
-// in slices of 64 elements: scores, then the running maximum and sum of the softmax (Milakov & Gimelshein 2018,
-// arXiv:1805.02867), then the weighted values. A warp has two of the queries from the scores to the result; its lanes are
+// k_flash_attn: online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867). A block has 16 queries: tokens times the
+// heads that share k and v. It processes 32 positions at a time in slices of 64 elements: scores, then the running
+// maximum and sum, then the weighted values. A warp has two of the queries from the scores to the result; its lanes are
 // positions, then elements. Everything is in F32, and the order of the sums depends on the shapes alone.
 #define ATTN_QUERIES 16
 #define ATTN_POSITIONS 32
@@ -20403,10 +20403,11 @@ struct d_attn {
     int64_t group, n_groups;     // heads that share k and v; groups of a sequence
     int64_t n_queries, n_blocks; // of a group
     int64_t n_tiles;             // of 64 positions
-    const uint2 * large_k, * large_v; // [sequence][head][tile]: bits of positions for which blocks that see them run; both NULL: all run
+    // [sequence][head][tile], a bit per position: only blocks that see a marked position run; both NULL: all run
+    const uint2 * large_k, * large_v;
 };
 
-// Whether some query of a block sees a position that large_k or large_v has. By all threads.
+// Whether some query of a block sees a position marked in large_k or large_v. Called by all threads.
 static inline __device__ bool d_attn_sees_large(const gcuda_flash_attn_ext_args & p, const d_attn & a, int64_t q0, int64_t head0, int64_t s) {
     const int64_t k_head = s * p.k.ne[2] + head0 / (p.q.ne[2] / p.k.ne[2]), v_head = s * p.v.ne[2] + head0 / (p.q.ne[2] / p.v.ne[2]);
     const uint2 none = { 0, 0 };
@@ -20425,7 +20426,8 @@ static inline __device__ bool d_attn_sees_large(const gcuda_flash_attn_ext_args 
     return __syncthreads_or(sees) != 0;
 }
 
-// Elements d0 .. d0 + 63 of n rows, as floats; beyond the row: zeros. For rows of blocks a thread decodes a group.
+// Loads elements d0 .. d0 + 63 of n rows as floats; zeros past the end of a row. Quantized rows: a thread decodes a
+// group of 32.
 template <bool HAS_BLOCKS>
 static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int n, int64_t d0, float (*tile)[ATTN_SLICE + 1]) {
     const bool is_plain = a.type == GCUDA_TYPE_F32 || a.type == GCUDA_TYPE_F16 || a.type == GCUDA_TYPE_BF16 || a.type == GCUDA_TYPE_F64;
@@ -20468,7 +20470,8 @@ static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int
     }
 }
 
-// Plain path: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and goes over all positions, 32 at a time.
+// PLAIN: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and processes all positions, 32 at a
+// time.
 //   floor   k and v once per 16 queries; q, mask and y once
 //   shared  39 KiB
 //   needs   q, k, v and mask of any type and stride; DV above ATTN_HELD accumulates in y
@@ -20506,7 +20509,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
             const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
             float bias[2], score[2] = { 0.0f, 0.0f };
             bool is_seen[2];
-            for (int i = 0; i < 2; ++i) { // what is masked is not even looked at: it may hold anything
+            for (int i = 0; i < 2; ++i) { // masked positions are not used: they may contain anything
                 const bool is_in = is_query[i] && lane < n;
                 bias[i] = is_in && mask[i] != nullptr ? d_load(p.mask.type, mask[i] + (j0 + lane) * (int64_t) p.mask.nb[0]) : 0.0f;
                 is_seen[i] = is_in && bias[i] != -INFINITY;
@@ -20560,7 +20563,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
         }
         for (int i = 0; i < 2; ++i) {
             const int64_t m = q0 + 2 * warp + i;
-            const float scale = p.is_open ? 1.0f : sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f; // a token that sees nothing gets zeros
+            // a query that sees no position gets zeros
+            const float scale = p.is_open ? 1.0f : sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f;
             for (int64_t d = lane; d < dv && is_query[i]; d += 32) {
                 *(float *) d_at(p.y, d, head0 + m % a.group, m / a.group, s) = acc[i][d] * scale;
             }
@@ -20570,19 +20574,21 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
                 running[1] = sum[i];
             }
         }
-        __syncthreads(); // held is the next item's
+        __syncthreads(); // before the next item overwrites held
     }
 }
 
 // ---- on tensor cores (mma.sync) ----
-// Products on mma.sync, accumulated in F32. A row is a token of one of the heads that share k and v, so that such a group of heads reads
-// them once. A launch is up to three kernels, each started early by the one before it (PDL). Where k and v are converted it is these for each
-// part of the heads, and the plain kernel at last, for blocks of rows that see what F16 cannot hold:
+// Products on mma.sync with F32 accumulators. A row is one query: a token of one of the heads that share k and v, so
+// such a group of heads reads k and v once. A launch is up to three dependent kernels (PDL). If k and v are converted,
+// these run for each part of the heads. The PLAIN kernel then runs for the blocks of rows that see values outside the
+// range of F16:
 //
 //   kernel          grid                              job
-//   k_attn_halves   heads x tiles of 64 positions     writes k and v as F16 for ROWS and WGMMA; other types than F16 and BF16
-//   k_attn_classes  32 tiles of 32 tokens a block     which tiles of the mask are empty, full (no bias), mixed; not for short masks, nor
-//                                                     where the caller has found them for several launches (mask_classes)
+//   k_attn_halves   heads x tiles of 64 positions     converts k and v of other types than F16 and BF16 to F16, for
+//                                                     ROWS and WGMMA
+//   k_attn_classes  32 tiles of 32 tokens a block     classifies tiles of the mask: empty, full (no bias), mixed; not
+//                                                     for short masks, nor if the caller passes mask_classes
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
 //   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
@@ -20590,8 +20596,9 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
 //
-// Splits divide the visible tiles, those that some row of the block sees, so that a view of a whole cache costs the visible tiles only. Nothing
-// depends on the order in which blocks run: the same bits on every run. Scores are kept in units of log 2.
+// Splits divide the visible tiles, those that some row of the block sees, so a view of a whole cache costs only its
+// visible tiles. Results do not depend on the order in which blocks run: every run has the same bits. Scores are in
+// units of log 2 (exp2).
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k and v
 //   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %), Q4_0 59 us (41 %:
 //              1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185 TFLOP/s at 128, 142 at 64
@@ -20605,8 +20612,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //              scales of k are applied in F32, values of v rounded to F16 (divided by 256 where a scale reaches 512). So with
 //              GCUDA_PREC_F32 SPLIT does not take v in blocks, and ELEMENTS, which rounds k in blocks as well, neither k nor v
 //   needs      gcuda_flash_attn_choose; cp.async from 8.0 on, ldmatrix and movmatrix from 7.5 on
-#define ATTN_TILE 64         // positions: what splits divide, and what a class of the mask is about
-#define ATTN_CLASS_TOKENS 32 // tokens of a class
+#define ATTN_TILE 64         // positions of a tile: unit of splits and of mask classes
+#define ATTN_CLASS_TOKENS 32 // tokens of a mask class
 #define ATTN_MAX_SPLITS 512
 #define ATTN_MAX_STAGES 4    // of a ring of 16 positions; tiles have 2
 #define ATTN_LOG2E 1.44269504088896340736f
@@ -20615,28 +20622,33 @@ enum d_attn_kind { ATTN_F16, ATTN_BF16, ATTN_Q8_0, ATTN_Q4_0 };
 
 struct d_attn_side { // k or v
     int kind, row_bytes;
-    int n_pieces, stride; // of a row in shared memory: copies of 16 bytes; bytes from row to row, an odd multiple of 16
+    int n_pieces, stride; // of a row in shared memory: 16-byte copies; pitch in bytes, an odd multiple of 16
     int tile_bytes;       // of 16 rows
     int shift;            // 2^shift is at least n_pieces
 };
 
 struct d_attn_mma {
     gcuda_flash_attn_ext_args p;
-    const uint2 * classes; // [plane of the mask][block of tokens][word]: bits of tiles that some token sees, of those it sees without bias
+    // [plane of the mask][block of tokens][word]. Bit per tile: x: some token sees some of it; y: all see all of it
+    // without bias
+    const uint2 * classes;
     float * parts;         // [split][row][DV]; NULL: the result itself
     float * part_sums;     // [split][row][2]: maximum and sum
     d_attn_side k, v;
     int n_tokens, n_heads, n_seqs, n_kv, dv; // n_heads, n_seqs: of the launch
-    int first_head, y_heads; // of a launch for some of the heads: its first one, and how many q, y and the mask's planes count
+    // launch for some of the heads: its first head, and the number of heads of q, y and the mask's planes
+    int first_head, y_heads;
     int n_queries;         // rows of a group
     divisor group, n_groups, n_row_blocks, n_splits; // group: heads that share k and v
     divisor heads_per_k, heads_per_v, n_mask_heads, n_mask_seqs;
     int n_tiles, n_words, n_class_blocks;
-    int mask_plane_rows, y_seq_rows; // rows from plane to plane of the mask, from sequence to sequence of y: in slices of tokens more than there are
-    int n_stages, q_stride, q_bytes, q_parts, w_parts; // q_bytes: of one part; parts: numbers that are added
+    // pitch in rows of the mask's planes and of y's sequences; in slices of tokens larger than their rows
+    int mask_plane_rows, y_seq_rows;
+    // q_bytes: of one part; q_parts, w_parts: parts whose sum is q or a weight
+    int n_stages, q_stride, q_bytes, q_parts, w_parts;
     int n_steps;           // of 16 elements of a row of k
-    int n_section;         // WGMMA: units of row blocks that are worked on together,
-    divisor n_rounds;      // in so many items of each block
+    int n_section;         // WGMMA: units of row blocks in a section (d_attn_wg_next)
+    divisor n_rounds;      // items of each block per section
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
     int may_prefetch;      // SPLIT: blocks may start while the previous kernel runs
     float scale, cap;      // cap 0: none
@@ -20664,7 +20676,7 @@ static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTA
             const int bit = 4 * warp + i;
             const int64_t j0 = ((int64_t) word * 32 + bit) * ATTN_TILE;
             bool sees = false, is_biased = j0 + ATTN_TILE > n_kv;
-            if (is_wide) { // 8 lanes a token
+            if (is_wide) { // 8 lanes per token
                 UNROLL_4 for (int k = lane / 8; k < n; k += 4) {
                     const int64_t j = j0 + lane % 8 * 8;
                     if (j < n_kv) {
@@ -20706,16 +20718,17 @@ static __global__ void __launch_bounds__(256) k_attn_classes(const D_GRID_CONSTA
     }
 }
 
-// ---- the tiles of a block ----
+// ---- visible tiles of a block ----
 struct d_attn_block {
     int head0, s, row0; // first head of the group, sequence, first row
-    int n_rows;         // that exist
+    int n_rows;         // existing rows
     int class0, class1; // blocks of tokens
-    int n_planes;       // of the mask that heads of the group have
+    int n_planes;       // planes of the mask for the heads of the group
     const uint2 * classes; // of the first plane and block of tokens
 };
 
-// Tiles 32 word .. 32 word + 31: x: some row of the block sees some of it; y: all rows see all of it, without bias.
+// Classes of tiles 32 word .. 32 word + 31, a bit each. x: some row of the block sees some of it; y: all rows see all
+// of it without bias.
 static inline __device__ uint2 d_attn_word_without_classes(const d_attn_mma & a, int word) {
     const int n = a.n_tiles - 32 * word, n_full = a.p.mask.data != nullptr ? 0 : a.n_kv / ATTN_TILE - 32 * word;
     return make_uint2(n >= 32 ? 0xffffffffu : (1u << (n > 0 ? n : 0)) - 1, n_full >= 32 ? 0xffffffffu : (1u << (n_full > 0 ? n_full : 0)) - 1);
@@ -20733,16 +20746,16 @@ static NO_INLINE __device__ uint2 d_attn_word_of_several(const d_attn_mma & a, c
     }
     return all;
 }
-// Holds a call, which would move registers that wgmma uses: kernels with wgmma have d_attn_wg_word.
+// Contains a call, which would move registers in use by wgmma: kernels with wgmma use d_attn_wg_word.
 static inline __device__ uint2 d_attn_word(const d_attn_mma & a, const d_attn_block & b, int word) {
     return a.classes == nullptr                       ? d_attn_word_without_classes(a, word)
            : b.n_planes == 1 && b.class0 == b.class1 ? b.classes[word]
                                                       : d_attn_word_of_several(a, b, word);
 }
 
-// Goes over the visible tiles of a block. All lanes of a warp do the same.
+// Iterator over the visible tiles of a block, uniform across a warp.
 struct d_attn_walk {
-    int word, rank; // of the next tile: its word, its number among the visible ones
+    int word, rank; // next tile: its word, and its number among the visible tiles
     uint32_t seen, full;
 
     inline __device__ void go_to(const d_attn_mma & a, const d_attn_block & b, int number) {
@@ -20760,14 +20773,14 @@ struct d_attn_walk {
     inline __device__ int tile() const { return 32 * word + __ffs((int) seen) - 1; }
     inline __device__ bool is_full() const { return (full & seen & (0u - seen)) != 0; }
 
-    // Splits differ by one tile at most.
+    // First visible tile of a split. Splits differ by at most one tile.
     static inline __device__ int first_of(int total, const d_attn_mma & a, int split) {
         const int least = d_divide(total, a.n_splits), rest = total - least * (int) a.n_splits.n;
         return split * least + (split < rest ? split : rest);
     }
-    // Goes to the first tile of a split; returns their number.
+    // Moves to the first tile of a split; returns the number of its tiles.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
-        if (a.classes == nullptr) { // all are visible
+        if (a.classes == nullptr) { // all tiles are visible
             rank = first_of(a.n_tiles, a, split);
             word = rank / 32;
             const uint2 w = d_attn_word_without_classes(a, word);
@@ -20803,9 +20816,10 @@ struct d_attn_walk {
 };
 
 // ---- k and v in shared memory ----
-// Copies n_rows positions from j0 to shared memory, by `step` threads. A row begins there as far after a multiple of 16 as it does in
-// memory (d_attn_skew). After the last position there are zeros. The last piece of a row is read as a whole, which stays within the
-// tensor, but for the last position: a copy of fewer than 16 bytes counts as one of 16 for compute-sanitizer.
+// Copies n_rows positions from j0 to shared memory with `step` threads. A row keeps its offset from a multiple of 16
+// bytes (d_attn_skew). Positions past the end become zeros. The last piece of a row is copied whole, which stays within
+// the tensor except at the last position. There it is stored 2 bytes at a time: compute-sanitizer counts a cp.async of
+// fewer bytes as 16.
 static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0, int n_rows,
     int thread, int step) {
     const char * x = head + j0 * (int64_t) nb1; // rows of a tile are less than 2 GiB apart
@@ -20821,8 +20835,8 @@ static inline __device__ void d_attn_fetch(const d_attn_side & s, const char * h
         }
     }
 }
-// The same of codes, where a position follows: the last piece of a row is read as a whole, which stays within the tensor. Lanes divide
-// rows into 2^shift pieces, of which some are none.
+// d_attn_fetch of quantized rows in tiles that do not reach the last position: the last piece of a row is copied whole,
+// which stays within the tensor. 2^shift lanes share a row; pieces past its end are skipped.
 static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const char * head, size_t nb1, d_shared_at to, int j0, int lane) {
     const int row0 = lane >> s.shift, piece = lane - (row0 << s.shift), row_step = 32 >> s.shift, end = 16 * piece - s.row_bytes;
     const char * from = head + (j0 + row0) * (int64_t) nb1;
@@ -20835,7 +20849,7 @@ static inline __device__ void d_attn_fetch_codes(const d_attn_side & s, const ch
         }
     }
 }
-// The same of rows at multiples of 16 bytes and of as many bytes, in PIECES pieces.
+// d_attn_fetch of rows of PIECES 16-byte pieces at multiples of 16 bytes.
 template <int PIECES, int ROWS, int STEP>
 static inline __device__ void d_attn_fetch_even(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0, int thread) {
     constexpr int row_step = STEP / PIECES, stride = 16 * (PIECES + 1);
@@ -20861,7 +20875,7 @@ static inline __device__ void d_attn_fetch_tile(const d_attn_side & s, const gcu
     }
 }
 
-// Waits until at most n of the latest groups of copies are under way.
+// Waits until at most n of the latest cp.async groups are in flight.
 static inline __device__ void d_attn_copies_wait(int n) {
     if (n <= 0) {
         d_copies_wait<0>();
@@ -20875,9 +20889,9 @@ static inline __device__ void d_attn_copies_wait(int n) {
 static inline __device__ uint32_t d_attn_pair_at(d_shared_at low, d_shared_at high) { return __byte_perm(d_shared_u16(low), d_shared_u16(high), 0x5410); }
 static inline __device__ uint32_t d_attn_word_at(d_shared_at p) { return d_attn_pair_at(p, p + 2); } // at even bytes
 static inline __device__ float d_attn_half_at(d_shared_at p) { return d_low(d_shared_u16(p)); }
-// Bytes from the multiple of 16 before row j to the row. j counts from a multiple of 16.
+// Offset of row j from the previous multiple of 16 bytes. j is counted from a multiple of 16.
 static inline __device__ int d_attn_skew(const char * head, size_t nb1, int j) { return (int) ((unsigned) (uintptr_t) head + (unsigned) nb1 * (unsigned) j) & 15; }
-// Offset of the row in a tile of 16 positions.
+// Offset of row j in a tile of 16 positions.
 static inline __device__ uint32_t d_attn_row_at(const d_attn_side & s, const char * head, size_t nb1, int j) {
     return (uint32_t) (j * s.stride + d_attn_skew(head, nb1, j));
 }
@@ -20906,15 +20920,15 @@ static inline __device__ __half2 d_half2_of(uint32_t w) {
     memcpy(&v, &w, 4);
     return v;
 }
-// Where elements d .. d + 3 of a row of q go in shared memory, d a multiple of 4: two pairs, in the order in which a lane finds the codes
-// of k, 32 elements at a time. Pairs are (0, 1) and (2, 3), of Q4_0 (0, 2) and (1, 3).
+// Shared-memory index of a pair of elements d .. d + 3 of a row of q, d a multiple of 4. The order of 32 elements is
+// that in which a lane reads the codes of k. Pairs are (0, 1) and (2, 3), for Q4_0 (0, 2) and (1, 3).
 static inline __device__ int d_attn_q_place(int kind, int d, int pair) {
     const int first = d & ~31, quad = d / 4 % 8;
     return kind == ATTN_Q8_0   ? first + quad % 2 * 16 + quad / 2 * 2 + 8 * pair
            : kind == ATTN_Q4_0 ? first + quad / 4 * 16 + quad % 4 * 2 + 8 * pair
                                : d + 2 * pair;
 }
-// Column c of tile j of 8 elements of the result: the order in which a lane finds the codes of v.
+// Element of the result in column c of tile j of 8, in the order in which a lane reads the codes of v.
 template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind, int j, int c) {
     if (!HAS_CODES) { return 8 * j + c; }
     const int i = j % 4, first = j / 4 * 32;
@@ -20924,13 +20938,14 @@ template <bool HAS_CODES> static inline __device__ int d_attn_v_element(int kind
 // ---- rows of q and of the result ----
 static inline __device__ int d_attn_head(const d_attn_mma & a, const d_attn_block & b, int row) { return a.first_head + b.head0 + d_remainder(b.row0 + row, a.group); }
 static inline __device__ int d_attn_token(const d_attn_mma & a, const d_attn_block & b, int row) { return d_divide(b.row0 + row, a.group); }
-// Number of a row in the result, and among partial ones.
+// Index of a row in the result, or among partial results.
 static inline __device__ int64_t d_attn_out_row(const d_attn_mma & a, const d_attn_block & b, int row) {
     const int token = d_attn_token(a, b, row), head = d_attn_head(a, b, row);
     return a.parts == nullptr ? (int64_t) b.s * a.y_seq_rows + token * a.y_heads + head
                               : (int64_t) b.s * (a.n_tokens * a.n_heads) + token * a.n_heads + head - a.first_head;
 }
-// Row `out` of the result, or of the partial result of a split, which has n_rows rows; and the partial result's maximum and sum.
+// Address of row `out` of the result, or of a split's partial result of n_rows rows. d_attn_put_sums stores a partial
+// result's maximum and sum.
 static inline __device__ float * d_attn_out_at(const d_attn_mma & a, int64_t out, int split, int64_t n_rows) {
     return a.parts == nullptr ? (float *) a.p.y.data + out * a.dv : a.parts + (split * n_rows + out) * a.dv;
 }
@@ -20958,7 +20973,7 @@ static inline __device__ void d_attn_put_pair(const d_attn_mma & a, char * row, 
 static inline __device__ const char * d_attn_q_row(const d_attn_mma & a, const d_attn_block & b, int row) {
     return d_at(a.p.q, 0, d_attn_token(a, b, row), d_attn_head(a, b, row), b.s);
 }
-// A row of q into shared memory, by a warp, and the exponent that was taken out. v: its first 128 elements.
+// A warp stores a row of q to shared memory and returns the exponent taken out. v: its first 128 elements.
 static NO_INLINE __device__ void d_attn_put_row(const d_attn_mma & a, const d_attn_block & b, char * to, int * exponents, int row, float4 v) {
     const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], end = 16 * a.n_steps, kind = a.k.kind;
     const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -20977,11 +20992,12 @@ static NO_INLINE __device__ void d_attn_put_row(const d_attn_mma & a, const d_at
     }
     if (lane == 0) { exponents[row] = exponent; }
 }
-// Rows of q into shared memory, a warp a row, and the exponents that were taken out.
+// Stores rows of q to shared memory, a warp per row, and the exponents taken out of them.
 static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn_block & b, char * shared, int * exponents, int block_rows) {
     const int lane = (int) threadIdx.x % 32, n_warps = (int) blockDim.x / 32, dk = (int) a.p.q.ne[0];
     const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    NO_UNROLL for (int first = (int) threadIdx.x / 32; first < block_rows; first += 4 * n_warps) { // four rows arrive together
+    // four rows are in flight together
+    NO_UNROLL for (int first = (int) threadIdx.x / 32; first < block_rows; first += 4 * n_warps) {
         float4 early[4];
         UNROLL for (int i = 0; i < 4; ++i) {
             const int row = first + i * n_warps;
@@ -21001,7 +21017,7 @@ static NO_INLINE __device__ void d_attn_put_q(const d_attn_mma & a, const d_attn
     }
 }
 
-// What the sum of a row's weighted values is multiplied with. Nothing seen: 0, with a sink too.
+// Factor for the sum of a row's weighted values; 0 for a row that sees no position, with a sink too.
 static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_args & p, int64_t head, float max, float sum) {
     if (max == -INFINITY && sum == 0.0f) { return 0.0f; }
     if (p.sinks.data == nullptr) { return 1.0f / sum; }
@@ -21010,10 +21026,10 @@ static inline __device__ float d_attn_final_scale(const gcuda_flash_attn_ext_arg
     return shrink / (sum * shrink + exp2f(sink - top));
 }
 
-// Blocks of rows, times splits, groups and sequences.
+// Number of items: blocks of rows x splits x groups x sequences.
 static inline __device__ int d_attn_n_items(const d_attn_mma & a) { return a.n_seqs * (int) (a.n_groups.n * a.n_splits.n * a.n_row_blocks.n); }
-// Number `item` of blocks of rows, splits, groups and sequences. Rows run fastest, so that blocks that read the same k and v run together;
-// the last rows first, which see most under a causal mask.
+// Block of rows and split of an item. Row blocks vary fastest, so blocks that read the same k and v run concurrently.
+// The last rows come first, because they see most positions under a causal mask.
 static inline __device__ d_attn_block d_attn_block_of(const d_attn_mma & a, int item, int block_rows, int & split) {
     d_attn_block b;
     const int per_row_block = d_divide(item, a.n_row_blocks), unit = d_divide(per_row_block, a.n_splits);
@@ -21035,15 +21051,15 @@ static NO_INLINE __device__ float d_attn_any_bias(const d_attn_mma & a, const ch
     return d_load(a.p.mask.type, mask + (int64_t) j * (int64_t) a.p.mask.nb[0]);
 }
 
-// Rows of q in shared memory, as matrices: where this lane reads for step 0.
+// Rows of q in shared memory, for ldmatrix. rows: this lane's address for step 0.
 struct d_attn_q {
     d_shared_at rows;
     int stride, part_bytes, n_parts, n_steps;
 };
 
 // ---- codes ----
-// Where a lane finds rows in a tile of 16 positions, as pairs of 16-bit offsets: k of positions g and g + 8, v of positions 2t, 2t + 1 and
-// 2t + 8, 2t + 9 (g = lane / 4, t = lane % 4).
+// Offsets of a lane's rows in a tile of 16 positions, in pairs of 16 bits. With g = lane / 4 and t = lane % 4: k of
+// positions g and g + 8, v of positions 2t, 2t + 1 and 2t + 8, 2t + 9.
 struct d_attn_places {
     uint32_t k_rows, v_rows[2];
 
@@ -21057,7 +21073,8 @@ struct d_attn_places {
     }
 };
 
-// Four pairs of nibbles of a word as halfs, minus 8: bits 0 to 3 of both halves, then the next four. Exact: 1024 + 16 q and more is a half.
+// Unpacks four pairs of nibbles of a word to F16, minus 8: bits 0 to 3 of both 16-bit halves, then the next four.
+// Exact, because F16 represents the intermediate 1024 + 16 q.
 static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
     const __half2 low = __float2half2_rn(1032.0f), part = __float2half2_rn(1.0f / 16.0f), high = __float2half2_rn(-72.0f);
     const uint32_t v = w >> 8, bits = 0x64006400u;
@@ -21066,14 +21083,14 @@ static inline __device__ void d_attn_nibbles(uint32_t (&b)[4], uint32_t w) {
     b[2] = d_half2_bits(__hsub2(d_half2_of(d_and_or(v, 0x000f000fu, bits)), low));
     b[3] = d_half2_bits(__hfma2(d_half2_of(d_and_or(v, 0x00f000f0u, bits)), part, high));
 }
-// Bytes 0 and 1, 2 and 3 of a word as halfs; their top bits have been flipped.
+// Unpacks bytes 0 and 1, 2 and 3 of a word to F16; their top bits have been flipped.
 static inline __device__ void d_attn_bytes(uint32_t (&b)[2], uint32_t w) {
     const __half2 zero = __float2half2_rn(1152.0f);
     b[0] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4140)), zero));
     b[1] = d_half2_bits(__hsub2(d_half2_of(__byte_perm(w, 0x64646464u, 0x4342)), zero));
 }
 
-// Eight codes of a position, for two steps of a product.
+// Unpacks eight codes of a position to F16, for two steps of a product.
 template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)[2][2], d_shared_at p) {
     if (IS_Q8) {
         d_attn_bytes(b[0], d_attn_word_at(p) ^ 0x80808080u);
@@ -21085,12 +21102,12 @@ template <bool IS_Q8> static inline __device__ void d_attn_k_codes(uint32_t (&b)
     }
 }
 
-// Codes of v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
+// Quantized v: rows of this lane's positions 2t, 2t + 1, 2t + 8, 2t + 9, and the scales of these pairs.
 template <int DT> struct d_attn_v_codes {
     d_shared_at row[4];
-    uint32_t scales[DT / 4][2]; // of what no row sees: 0
+    uint32_t scales[DT / 4][2]; // 0 for positions that no row sees
 
-    // Whether a value may lie beyond F16: scales of 512 and more, or no numbers.
+    // Loads the scales. True: a value may be outside the range of F16: a scale of 512 or more, or NaN.
     inline __device__ bool load(d_shared_at v, const d_attn_places & at, int n_blocks, int block_bytes, const uint32_t (&keep)[2]) {
         uint32_t large = 0;
         UNROLL for (int i = 0; i < 4; ++i) { row[i] = v + (at.v_rows[i / 2] >> i % 2 * 16 & 0xffffu); }
@@ -21098,7 +21115,7 @@ template <int DT> struct d_attn_v_codes {
             UNROLL for (int i = 0; i < 2; ++i) {
                 const int place = n < n_blocks ? n * block_bytes : 0;
                 scales[n][i] = d_attn_pair_at(row[2 * i] + place, row[2 * i + 1] + place) & keep[i];
-                large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents of 2^9 and more
+                large |= scales[n][i] & scales[n][i] << 1; // bit 14: exponents from 2^9
             }
         }
         return __any_sync(0xffffffffu, (large & 0x40004000u) != 0) != 0;
@@ -21112,12 +21129,13 @@ template <int DT> struct d_attn_v_codes {
 };
 
 // ---- few rows: SPLIT ----
-// Keys and values are the left operand, 16 positions or elements at a time, rows the right one, eight at a time: lane l has positions
-// g = l / 4 and g + 8, or these elements, of rows 2t = 2 (l % 4) and 2t + 1. RT: eights of rows.
+// Operand A is k or v, 16 positions or elements at a time; operand B is eight rows. Lane l has positions (or elements)
+// g = l / 4 and g + 8 of rows 2t = 2 (l % 4) and 2t + 1. RT: row tiles of eight.
 template <int DT, int RT> struct d_attn_split_state {
-    float o[RT][DT / 2][4], max[RT][2], sum[RT][2]; // values so far; largest score; this lane's share of the sum of weights
-    float unit[RT][2], slope[RT][2];                // what a product of q and k is multiplied with, and a bias
-    int mask_row[RT][2];                            // -1: there is no such row
+    // accumulators; largest score; this lane's part of the sum of weights
+    float o[RT][DT / 2][4], max[RT][2], sum[RT][2];
+    float unit[RT][2], slope[RT][2];                // factors of a product of q and k, and of a bias
+    int mask_row[RT][2];                            // -1: the row does not exist
 };
 
 template <int DT, int RT>
@@ -21139,7 +21157,8 @@ static inline __device__ void d_attn_split_begin(d_attn_split_state<DT, RT> & st
     }
 }
 
-// Biases of positions j0 + g and j0 + g + 8; -inf: not seen. Returns whether some row of this lane sees them: bits 0 and 1.
+// Loads biases of positions j0 + g and j0 + g + 8; -inf: masked. Returns in bits 0 and 1 whether some row of this lane
+// sees them.
 template <int DT, int RT>
 static inline __device__ int d_attn_split_biases(float (&bias)[RT][4], const d_attn_split_state<DT, RT> & st, const d_attn_mma & a, int j0) {
     const int g = (int) threadIdx.x % 32 / 4;
@@ -21161,12 +21180,12 @@ static inline __device__ int d_attn_split_biases(float (&bias)[RT][4], const d_a
     return seen;
 }
 
-// Of rows of q, two steps of 16 elements at a time; KT: steps, 0: q.n_steps, a multiple of 2.
+// Scores with float k, two steps of 16 elements at a time. KT: steps; 0: q.n_steps, a multiple of 2.
 template <bool IS_BF16, int KT, int RT>
 static inline __device__ void d_attn_split_scores(float (&s)[RT][4], const d_attn_q & q, d_shared_at k, int any_stride) {
     const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
     k += (lane / 8 % 2 * 8 + lane % 8) * stride + lane / 16 * 16;
-    float odd[RT][4] = {}; // of every other step, so that products need not wait for each other
+    float odd[RT][4] = {}; // second accumulator for every other step: products need not wait for each other
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); step += 2) {
             uint32_t x[2][4], y[4];
@@ -21184,7 +21203,7 @@ static inline __device__ void d_attn_split_scores(float (&s)[RT][4], const d_att
     }
 }
 
-// Of codes: 32 elements at a time. rows: of positions g and g + 8.
+// Scores with quantized k, 32 elements at a time. rows: addresses of positions g and g + 8.
 template <bool IS_Q8, int KT, int RT>
 static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], const d_attn_q & q, const d_shared_at (&rows)[2]) {
     constexpr int block_bytes = IS_Q8 ? 34 : 18;
@@ -21212,7 +21231,7 @@ static inline __device__ void d_attn_split_scores_of_codes(float (&s)[RT][4], co
     }
 }
 
-// Scores become weights relative to the largest so far; the accumulators so far are scaled to match.
+// Online softmax: turns scores into weights relative to the running maximum and rescales the accumulators.
 template <int DT, int RT> static inline __device__ void d_attn_split_soften(d_attn_split_state<DT, RT> & st, float (&s)[RT][4]) {
     float factor[RT][2];
     bool has_grown = false;
@@ -21238,19 +21257,21 @@ template <int DT, int RT> static inline __device__ void d_attn_split_soften(d_at
     }
 }
 
-// Weights of 16 positions as a right operand.
+// Weights of 16 positions as operand B.
 template <bool IS_BF16, int RT> static inline __device__ void d_attn_split_weights(uint32_t (&w)[RT][2], const float (&s)[RT][4], float factor) {
     UNROLL for (int rt = 0; rt < RT; ++rt) {
         UNROLL for (int i = 0; i < 2; ++i) { w[rt][i] = d_transposed(d_attn_pair<IS_BF16>(s[rt][2 * i] * factor, s[rt][2 * i + 1] * factor)); }
     }
 }
-template <bool IS_BF16, int RT> static inline __device__ void d_attn_split_keep_rest(float (&s)[RT][4]) { // what rounding left of them
+// rounding errors of the weights
+template <bool IS_BF16, int RT> static inline __device__ void d_attn_split_keep_rest(float (&s)[RT][4]) {
     UNROLL for (int rt = 0; rt < RT; ++rt) {
         UNROLL for (int i = 0; i < 4; ++i) { s[rt][i] -= d_attn_rounded<IS_BF16>(s[rt][i]); }
     }
 }
 
-// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
+// o += w v. keep: bit masks of the 16-bit values of positions 2t, 2t + 1 and 2t + 8, 2t + 9; positions that no row sees
+// may contain anything, also NaN.
 template <bool IS_BF16, int KT, int DT, int RT>
 static inline __device__ void d_attn_split_values(float (&o)[RT][DT / 2][4], const uint32_t (&w)[RT][2], d_shared_at v, int any_stride,
     const uint32_t (&keep)[2]) {
@@ -21274,7 +21295,7 @@ static inline __device__ void d_attn_split_values_of_codes(float (&o)[RT][DT / 2
         uint32_t b[4][2]; // [every fourth element][positions]
         UNROLL for (int i = 0; i < 2; ++i) {
             uint32_t x[4];
-            if (IS_Q8) { // bytes of both positions next to each other
+            if (IS_Q8) { // interleaves the bytes of both positions
                 const uint32_t first = d_attn_word_at(row[2 * i] + n * block_bytes) ^ 0x80808080u, second = d_attn_word_at(row[2 * i + 1] + n * block_bytes) ^ 0x80808080u;
                 uint32_t low[2], high[2];
                 d_attn_bytes(low, __byte_perm(first, second, 0x5140));
@@ -21292,7 +21313,7 @@ static inline __device__ void d_attn_split_values_of_codes(float (&o)[RT][DT / 2
     }
 }
 
-// 16 positions from j0, whose rows of k and v are in shared memory.
+// Processes 16 positions from j0, whose rows of k and v are in shared memory.
 template <int KT, int DT, int RT, bool HAS_CODES>
 static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
     const d_attn_places & places, int j0, bool is_full) {
@@ -21302,7 +21323,7 @@ static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st,
         const int seen = d_attn_split_biases<DT, RT>(bias, st, a, j0), t = (int) threadIdx.x % 4;
         uint32_t any = 0;
         UNROLL for (int i = 0; i < 2; ++i) {
-            const uint32_t lanes = __ballot_sync(0xffffffffu, seen >> i & 1); // four of a position
+            const uint32_t lanes = __ballot_sync(0xffffffffu, seen >> i & 1); // four lanes of a position
             keep[i] = (lanes >> 8 * t & 0xfu ? 0x0000ffffu : 0) | (lanes >> (8 * t + 4) & 0xfu ? 0xffff0000u : 0);
             any |= lanes;
         }
@@ -21362,7 +21383,8 @@ static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st,
     }
 }
 
-// Adds the warps of a block and writes the result, or a partial one with its sums: a warp every n_warps-th 16 elements.
+// Combines the warps of a block and writes the result, or a partial result with its sums. A warp has every n_warps-th
+// 16 elements.
 template <int DT, int RT, bool HAS_CODES>
 static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_block & b, int split, float4 * shared) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4, dv = a.dv;
@@ -21452,14 +21474,14 @@ static inline __device__ void d_attn_prefetch(
 #endif
 }
 
-// Threads of a block, and blocks that a multiprocessor is to have registers for: up to so many tiles times eights of rows two blocks of 8 warps.
+// Threads of a block, and resident blocks per SM that its registers allow. Float k and v: two blocks of 4 warps.
+// Quantized: two blocks of 8 warps for DT x RT up to ATTN_PAIR_REGISTERS, otherwise one.
 #define ATTN_PAIR_REGISTERS 16
 template <bool HAS_CODES> constexpr int d_attn_threads = HAS_CODES ? 256 : 128;
 template <int DT, int RT, bool HAS_CODES> constexpr int d_attn_resident = !HAS_CODES || DT * RT <= ATTN_PAIR_REGISTERS ? 2 : 1;
 
-// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round robin and are added at
-// the end, in their order.
-// Where launches overlap, a block's first tiles are prefetched to L2 before the PDL wait.
+// SPLIT: a block has up to 8 RT rows and a split of the tiles that they see. Warps process quarters of tiles round
+// robin; at the end their results are added in order.
 //   floor   k and v once per block of rows; q, mask and y once
 //   shared  q, then per warp a ring of 2 to ATTN_MAX_STAGES stages of 16 positions of k and v (cp.async)
 //   needs   rows of k and v at multiples of 16 bytes (codes: 2); DK and DV up to 8 DT, multiples of 8
@@ -21499,7 +21521,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         has_waited = true;
         d_attn_walk walk;
         const int n_quarters = 4 * walk.begin(a, b, split), first = walk.rank;
-        int next = warp, stage = 0, held = 0; // the quarter that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next quarter to copy and its stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = warp, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_quarters) {
                 walk.go_to(a, b, first + next / 4);
@@ -21518,7 +21541,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         __syncthreads();
         d_attn_split_state<DT, RT> st;
         d_attn_split_begin(st, a, b, exponents);
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = warp; i < n_quarters; i += n_warps) {
             d_attn_copies_wait(a.n_stages - 2);
             __syncwarp();
@@ -21535,7 +21558,7 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             }
         }
         d_attn_split_store<DT, RT, HAS_CODES>(st, a, b, split, (float4 *) (shared + a.q_parts * a.q_bytes));
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
@@ -21549,7 +21572,7 @@ template <bool IS_BF16, int KT, int MT, int NP>
 static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_attn_q & q, d_shared_at k, int any_stride) {
     const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 32 * KT + 16 : any_stride;
     k += (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 16;
-    float odd[MT][2 * NP][4] = {}; // of every other step, so that products need not wait for each other
+    float odd[MT][2 * NP][4] = {}; // second accumulator for every other step: products need not wait for each other
     NO_UNROLL for (int part = 0; part < q.n_parts; ++part) {
         UNROLL for (int step = 0; step < (KT > 0 ? KT : q.n_steps); ++step) {
             uint32_t a[MT][4], b[NP][4];
@@ -21569,7 +21592,7 @@ static inline __device__ void d_attn_scores(float (&s)[MT][2 * NP][4], const d_a
     }
 }
 
-// Weights of 16 positions, rounded, as rows of a product.
+// Weights of 16 positions, rounded, as operand A.
 template <bool IS_BF16, int MT, int NT>
 static inline __device__ void d_attn_weights(uint32_t (&w)[MT][4], const float (&s)[MT][NT][4], int np, float factor) {
     UNROLL for (int mt = 0; mt < MT; ++mt) {
@@ -21579,7 +21602,7 @@ static inline __device__ void d_attn_weights(uint32_t (&w)[MT][4], const float (
         }
     }
 }
-// What rounding left of them.
+// Rounding errors of these weights.
 template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_keep_rest(float (&s)[MT][NT][4], int np) {
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 2 * np; i < 2 * np + 2; ++i) {
@@ -21588,7 +21611,8 @@ template <bool IS_BF16, int MT, int NT> static inline __device__ void d_attn_kee
     }
 }
 
-// keep: masks of the halfs of positions 2t, 2t + 1 and 2t + 8, 2t + 9: what no row sees may be anything, NaN too.
+// o += w v. keep: bit masks of the 16-bit values of positions 2t, 2t + 1 and 2t + 8, 2t + 9; positions that no row sees
+// may contain anything, also NaN.
 template <bool IS_BF16, int KT, int DT, int MT>
 static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_t (&w)[MT][4], d_shared_at v, int any_stride, const uint32_t (&keep)[2]) {
     const int lane = (int) threadIdx.x % 32, stride = KT > 0 ? 16 * (DT + 1) : any_stride;
@@ -21604,12 +21628,12 @@ static inline __device__ void d_attn_values(float (&o)[MT][DT][4], const uint32_
     }
 }
 
-// What a warp keeps of its 16 MT rows: lane l has rows l / 4 and l / 4 + 8 of each 16, and of a tile of 8 columns the columns
-// 2 (l % 4) and the next.
+// State of a warp's 16 MT rows. Lane l has rows l / 4 and l / 4 + 8 of each 16, and columns 2 (l % 4) and 2 (l % 4) + 1
+// of each tile of 8 columns.
 template <int DT, int MT> struct d_attn_state {
-    float o[MT][DT][4], max[MT][2], sum[MT][2]; // values so far; largest score; this lane's share of the sum of weights
-    float unit[MT][2], slope[MT][2];            // what a product of q and k is multiplied with, and a bias
-    const char * mask[MT][2];                   // row of the mask; NULL: there is no such row, or no mask
+    float o[MT][DT][4], max[MT][2], sum[MT][2]; // accumulators; largest score; this lane's part of the sum of weights
+    float unit[MT][2], slope[MT][2];            // factors of a product of q and k, and of a bias
+    const char * mask[MT][2];                   // row of the mask; NULL: the row does not exist, or no mask
     bool is_row[MT][2];
 };
 
@@ -21634,7 +21658,7 @@ static inline __device__ void d_attn_begin(d_attn_state<DT, MT> & st, const d_at
     }
 }
 
-// Biases of positions j and j + 1, -inf: not seen.
+// Biases of positions j and j + 1; -inf: masked.
 static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, const char * mask, bool is_row, int j) {
     const int n_kv = a.n_kv;
     if (mask != nullptr && a.is_wide_mask) {
@@ -21649,7 +21673,8 @@ static inline __device__ void d_attn_bias(float * bias, const d_attn_mma & a, co
     }
 }
 
-// Biases of 16 NP positions; returns which positions of this lane's columns some row of the warp sees: bit 2 i + e for column e of tile i.
+// Loads biases of 16 NP positions. Returns which positions of this lane's columns some row of the warp sees: bit 2 i +
+// e for column e of tile i.
 template <int DT, int MT, int NP>
 static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], const d_attn_state<DT, MT> & st, const d_attn_mma & a, int j0) {
     const int t = (int) threadIdx.x % 4;
@@ -21667,7 +21692,7 @@ static inline __device__ uint32_t d_attn_biases(float (&bias)[MT][2 * NP][4], co
     return seen;
 }
 
-// Scores become weights relative to the largest so far; the accumulators so far are scaled to match.
+// Online softmax: turns scores into weights relative to the running maximum and rescales the accumulators.
 template <int DT, int MT, int NT>
 static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s)[MT][NT][4]) {
     float factor[MT][2];
@@ -21701,7 +21726,7 @@ static inline __device__ void d_attn_soften(d_attn_state<DT, MT> & st, float (&s
     }
 }
 
-// 16 NP positions from j0, whose rows of k and v are in shared memory.
+// Processes 16 NP positions from j0, whose rows of k and v are in shared memory.
 template <int KT, int DT, int MT, int NP>
 static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
     int j0, bool is_full) {
@@ -21760,7 +21785,7 @@ static inline __device__ void d_attn_step(d_attn_state<DT, MT> & st, const d_att
     }
 }
 
-// Writes this lane's rows of the result, or of a partial one with its sums.
+// Writes this lane's rows of the result, or of a partial result with its sums.
 template <int DT, int MT>
 static inline __device__ void d_attn_store(const d_attn_state<DT, MT> & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, dv = a.dv;
@@ -21813,7 +21838,8 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
         const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
         d_attn_walk walk;
         const int n_tiles = walk.begin(a, b, split), first = walk.rank;
-        int next = 0, stage = 0, held = 0; // the tile that is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next tile to copy and its stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = 0, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_tiles) {
                 walk.go_to(a, b, first + next);
@@ -21834,7 +21860,7 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
         __syncthreads();
         d_attn_state<DT, MT> st;
         d_attn_begin(st, a, b, row0, exponents);
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = 0; i < n_tiles; ++i) {
             d_attn_copies_wait(a.n_stages - 2);
             __syncthreads();
@@ -21854,43 +21880,48 @@ static __global__ void __launch_bounds__(ATTN_ROWS_THREADS, 2) k_attn_rows(const
             }
         }
         d_attn_store<DT, MT>(st, a, b, row0, split);
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
 // ---- long values: ELEMENTS ----
-// The 8 warps of a block share its 16 MT rows, of which the result has up to 512 elements. Four phases for each TP positions, between barriers:
-//   scores   a warp has 16 rows and every (8 / MT)-th 16 elements of q and k; the shares of a row's scores go to shared memory
-//   softmax  a warp has 2 MT rows, its lanes are positions: adds the shares, and leaves weights as the left operand of the next phase
+// The 8 warps of a block share its 16 MT rows; rows of the result have up to 512 elements. Phases for each TP
+// positions, with barriers between them:
+//   convert  only quantized k and v: dequantizes the rows of the stage
+//   scores   a warp has 16 rows and every (8 / MT)-th 16 elements of q and k; partial scores go to shared memory
+//   softmax  a warp has 2 MT rows, its lanes are positions: adds the partial scores, stores weights as operand A of the
+//            next phase
 //   values   a warp has every eighth 16 elements of v, for all rows
-// Rows in blocks (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1) arrive as they are, and become F16 in a tile that all stages share: some 130 instructions for
-// 32 elements; divided by 256 where some value of the stage lies beyond F16. Rows that no query sees are zeros there.
-// Where v lies in k it is the same tile, read from memory once (latent attention: k 576, v its first 512 elements).
-//   floor    for 16 rows of 576/512 and 32 positions, in clocks of a multiprocessor of an H100: 2,770 to read 37 KB at 1/132 of 3.09 TB/s;
-//            shared memory 37 KB written, 37 + 18 read for scores, 32 written and read for their shares, 33 + 8 read for values: 1,300; 272
-//            products of 16 x 8 x 16: 440; some 700 from barrier to barrier. 16,384 positions: 6.1 us of reading, 1 us for the last
-//            tile, 4.3 MB of partial results written and read again in L2, 2 launches
+// Quantized rows (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1) are copied unconverted and dequantized to F16 in a tile that all stages
+// share: about 130 instructions for 32 elements. They are divided by 256 if some value of the stage is outside the
+// range of F16. Rows that no query sees become zeros in this tile. If v is in k (latent attention: k 576, v its first
+// 512 elements), both are the same tile, read once.
+//   floor    16 rows of 576/512 and 32 positions, in clocks of an SM of an H100: 2,770 to read 37 KB at 1/132 of 3.09
+//            TB/s. Shared memory 1,300: 37 KB written, 37 + 18 read for scores, 32 of partial scores written and read,
+//            33 + 8 read for values. 272 products of 16 x 8 x 16: 440; about 700 for barriers. 16,384 positions: 6.1 us
+//            of reading, 1 us for the last tile, 4.3 MB of partial results written and read again in L2, 2 launches
 //   needs    16 MT rows of q and a stage (37 KB for 576/512) in shared memory; TP 16 where 32 do not fit
 #define ATTN_ELEMENT_WARPS 8
-#define ATTN_MAX_ELEMENTS 512    // of a result: 4 times 16 for each warp
+#define ATTN_MAX_ELEMENTS 512    // of a row of the result: 4 x 16 per warp
 #define ATTN_ELEMENT_STAGES 6
-#define ATTN_JOIN_SHARED 8192    // bytes that blocks of k_attn_join find next to one of these, so that they start before it ends
+// shared memory left free for blocks of k_attn_join, which then start before this kernel ends
+#define ATTN_JOIN_SHARED 8192
 
 struct d_attn_elements {
-    d_attn_mma m;            // its k and v: rows as products read them
-    d_attn_side raw_k, raw_v; // rows in blocks as they arrive; n_pieces 0: they arrive as products read them
-    int at_scores, at_weights, at_rows, at_tiles, at_ring; // bytes of shared memory before them
-    int raw_k_bytes, stage_bytes; // of a stage: k, all
+    d_attn_mma m;            // m.k, m.v: rows as operands of products
+    d_attn_side raw_k, raw_v; // quantized rows before conversion; n_pieces 0: rows need no conversion
+    int at_scores, at_weights, at_rows, at_tiles, at_ring; // offsets in shared memory in bytes
+    int raw_k_bytes, stage_bytes; // bytes of a stage: k, all
 };
 
-// Floats from row to row of scores, bytes from row to row of weights, for TP positions.
+// Row pitch of scores in floats and of weights in bytes, for TP positions.
 template <int TP> constexpr int d_attn_score_stride = TP == 32 ? 40 : 18;
 template <int TP> constexpr int d_attn_weight_stride = 2 * TP + 16;
 
-// What phases know about the rows of a block, in shared memory.
+// Facts about the rows of a block that the phases share, in shared memory.
 template <int ROWS> struct d_attn_rows_shared {
-    float factor[ROWS], unit[ROWS], slope[ROWS]; // of what was summed before, of a product of q and k, of a bias
-    int exponent[ROWS], mask_row[ROWS];          // taken out of q; -1: there is no such row
+    float factor[ROWS], unit[ROWS], slope[ROWS]; // factors of the accumulators, of a product of q and k, of a bias
+    int exponent[ROWS], mask_row[ROWS];          // taken out of q; -1: the row does not exist
     uint32_t seen[ATTN_ELEMENT_WARPS];           // positions that some row of a warp sees
 };
 
@@ -21905,9 +21936,9 @@ template <int ROWS> static inline __device__ void d_attn_elements_begin(d_attn_r
     }
 }
 
-// Rows of q into shared memory, and the exponents that were taken out: two rows of a warp are on the way together.
+// Stores rows of q to shared memory, and the exponents taken out of them. A warp has two rows in flight.
 static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d_attn_block & b, char * shared, int * exponents, int block_rows) {
-    constexpr int quads = 5; // of a lane: rows have up to 640 elements
+    constexpr int quads = 5; // per lane: rows have up to 640 elements
     const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
     const bool is_bf16 = a.k.kind == ATTN_BF16;
     NO_UNROLL for (int first = (int) threadIdx.x / 32; first < block_rows; first += 2 * ATTN_ELEMENT_WARPS) {
@@ -21941,7 +21972,7 @@ static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d
                         *(uint2 *) (to + part * a.q_bytes + 256 * k) =
                             is_bf16 ? make_uint2(d_bf16_pair(x.x, x.y), d_bf16_pair(x.z, x.w)) : make_uint2(d_pack_half2(x.x, x.y), d_pack_half2(x.z, x.w));
                     }
-                    if (part + 1 < a.q_parts) { // what rounding left
+                    if (part + 1 < a.q_parts) { // rounding error
                         x.x -= is_bf16 ? d_attn_rounded<true>(x.x) : d_attn_rounded<false>(x.x);
                         x.y -= is_bf16 ? d_attn_rounded<true>(x.y) : d_attn_rounded<false>(x.y);
                         x.z -= is_bf16 ? d_attn_rounded<true>(x.z) : d_attn_rounded<false>(x.z);
@@ -21954,7 +21985,7 @@ static NO_INLINE __device__ void d_attn_put_long_q(const d_attn_mma & a, const d
     }
 }
 
-// Rows of TP positions from j0 on, a warp every eighth. After a row and after the last position: zeros.
+// Copies rows of TP positions from j0, every eighth by a warp. Zeros past the end of a row and past the last position.
 template <int TP> static inline __device__ void d_attn_fetch_rows(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0) {
     constexpr int own = TP / ATTN_ELEMENT_WARPS;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_in = n_kv - j0 - warp;
@@ -21968,7 +21999,8 @@ template <int TP> static inline __device__ void d_attn_fetch_rows(const d_attn_s
     }
 }
 
-// The same of rows in blocks, which begin in shared memory as far after a multiple of 16 as they do in memory (d_attn_fetch).
+// Copies quantized rows of TP positions from j0. They keep their offset from a multiple of 16 bytes, as in
+// d_attn_fetch.
 template <int TP> static inline __device__ void d_attn_fetch_packed(const d_attn_side & s, const char * head, size_t nb1, int n_kv, d_shared_at to, int j0) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     NO_UNROLL for (int row = warp; row < TP; row += ATTN_ELEMENT_WARPS) {
@@ -21987,14 +22019,15 @@ template <int TP> static inline __device__ void d_attn_fetch_packed(const d_attn
     }
 }
 
-// Whether the largest value that a block can have lies beyond F16. All five types begin with the scale, those with a least value go on with it.
+// Whether the largest value that a block can have is outside the range of F16. All five formats begin with the scale;
+// formats with a minimum store it next.
 static inline __device__ bool d_attn_is_large_block(int type, const char * block) {
     const bool has_min = type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1;
     const float most = type == GCUDA_TYPE_Q8_0 ? 128.0f : type == GCUDA_TYPE_Q5_1 ? 31.0f : type == GCUDA_TYPE_Q5_0 ? 16.0f : type == GCUDA_TYPE_Q4_1 ? 15.0f : 8.0f;
     const uint16_t * halfs = (const uint16_t *) block;
     return fabsf(d_half(halfs[0])) * most + (has_min ? fabsf(d_half(halfs[1])) : 0.0f) > 65504.0f;
 }
-// A block of 32 elements as F16, multiplied with factor; factor 0: zeros.
+// Dequantizes a block of 32 elements to F16, times factor; factor 0: zeros.
 static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, char * to, float factor) {
     d_group g = {};
     int zero = 0;
@@ -22017,10 +22050,10 @@ static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, cha
     }
 }
 
-// k or v of a stage, in blocks: a lane has a row, and a part of its blocks.
+// Quantized k or v of a stage. A lane has a row and a part of its blocks.
 struct d_attn_packed {
-    int type, block_bytes, n_blocks, stride; // stride: of rows in shared memory
-    const char * head;                       // in memory, for the distance from a multiple of 16
+    int type, block_bytes, n_blocks, stride; // stride: row pitch in shared memory
+    const char * head;                       // in global memory, for the offset from a multiple of 16
     size_t nb1;
 
     inline __device__ void set(const d_attn_side & s, const gcuda_array & x, const char * x_head) {
@@ -22055,7 +22088,7 @@ static inline __device__ void d_attn_stages_wait(int n) {
     }
 }
 
-// Shares of the scores of 16 rows and TP positions: steps `first`, `first` + STEP and so on.
+// Partial scores of 16 rows and TP positions: steps `first`, `first` + STEP, and so on.
 template <bool IS_BF16, int TP, int STEP>
 static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d_attn_q & q, d_shared_at k, int stride, int first) {
     const int lane = (int) threadIdx.x % 32;
@@ -22070,7 +22103,7 @@ static inline __device__ void d_attn_score_shares(float (&s)[TP / 8][4], const d
     }
 }
 
-// Biases of a warp's rows for position j of this lane; -inf: not seen.
+// Biases of a warp's rows for position j of this lane; -inf: masked.
 template <int OWN> static inline __device__ void d_attn_lane_biases(float (&bias)[OWN], const d_attn_mma & a, const int * mask_row, int j, bool is_in) {
     UNROLL for (int i = 0; i < OWN; ++i) { bias[i] = mask_row[i] < 0 || !is_in ? -INFINITY : 0.0f; }
     if (a.p.mask.data == nullptr) { return; }
@@ -22081,12 +22114,13 @@ template <int OWN> static inline __device__ void d_attn_lane_biases(float (&bias
     }
 }
 
-// Largest score and this lane's share of the sum of weights, of a warp's rows.
+// Largest score, and this lane's part of the sum of weights, for a warp's rows.
 template <int OWN> struct d_attn_sums {
     float max[OWN], sum[OWN];
 };
 
-// Scores x of this lane's position become weights relative to the largest so far. Returns whether that has grown.
+// Turns scores x of this lane's position into weights relative to the running maximum. Returns whether the maximum has
+// grown.
 template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<OWN> & st, float (&x)[OWN], float * factor) {
     float top[OWN];
     bool has_grown = false;
@@ -22106,7 +22140,7 @@ template <int OWN> static inline __device__ bool d_attn_lane_soften(d_attn_sums<
 }
 
 static inline __device__ uint32_t d_attn_number_bits(bool is_bf16, float v) { return (is_bf16 ? d_bf16_pair(v, 0.0f) : d_pack_half2(v, 0.0f)) & 0xffffu; }
-// Weights of a warp's rows for this lane's position, and what rounding has left of them in the second part.
+// Stores weights of a warp's rows for this lane's position; the second part is their rounding errors.
 template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn_mma & a, float (&x)[OWN], d_shared_at to, int stride, int part_bytes) {
     const bool is_bf16 = a.v.kind == ATTN_BF16;
     UNROLL for (int i = 0; i < OWN; ++i) {
@@ -22117,8 +22151,9 @@ template <int OWN> static inline __device__ void d_attn_put_weights(const d_attn
     }
 }
 
-// Adds weighted positions to the first N sixteens of this warp's elements. w: where this lane reads weights; seen: positions that may be read.
-// A sixteen beyond the result repeats the first: no branch comes between loads.
+// Adds weighted positions to the first N groups of 16 of this warp's elements. w: this lane's address of weights; seen:
+// positions that may be read. A group past the end of the result repeats the first, so that no branch separates the
+// loads.
 template <bool IS_BF16, int MT, int TP, int N>
 static inline __device__ void d_attn_element_products(float (&o)[MT][8][4], const d_attn_mma & a, d_shared_at w, d_shared_at v, uint32_t seen) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -22149,7 +22184,7 @@ static inline __device__ void d_attn_element_values(float (&o)[MT][8][4], const 
     }
 }
 
-// Writes this warp's elements of the result, or of a partial one. scale: of each row.
+// Writes this warp's elements of the result, or of a partial result. scale: factor of each row.
 template <int MT>
 static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], const d_attn_mma & a, const d_attn_block & b, int split, const float * scale) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -22170,7 +22205,7 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
 
 // ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
 // elements of v.
-//   floor   k and v once per block of rows; where v is in k, k alone
+//   floor   k and v once per block of rows; only k if v is in k
 //   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
 //   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512, multiples of 8
 //   arch    7.5; BF16 8.0
@@ -22211,7 +22246,8 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         if (has_packed_v) { packed_v.set(e.raw_v, a.p.v, v_head); }
         d_attn_walk walk;
         const int n_steps = per_tile * walk.begin(a, b, split), first = walk.rank;
-        int next = 0, stage = 0, held = 0; // what is copied next, and where to; lane s: 2 (position / 16) + is_full of stage s
+        // next rows to copy and their stage; held, of lane s: 2 (position / 16) + is_full of stage s
+        int next = 0, stage = 0, held = 0;
         auto issue = [&]() {
             if (next < n_steps) {
                 walk.go_to(a, b, first + next / per_tile);
@@ -22242,11 +22278,11 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         float o[MT][8][4];
         UNROLL for (int i = 0; i < own; ++i) { sums.max[i] = -INFINITY, sums.sum[i] = 0.0f; }
         UNROLL for (int i = 0; i < 32 * MT; ++i) { o[i / 32][i / 4 % 8][i % 4] = 0.0f; }
-        int at = 0; // the stage that is computed next
+        int at = 0; // next stage to compute
         NO_UNROLL for (int i = 0; i < n_steps; ++i) {
             // scores
             if (i > 0 && a.n_stages == 1) {
-                __syncthreads(); // all have read the stage before
+                __syncthreads(); // all warps have read the previous stage
                 issue();
             }
             const int code = __shfl_sync(0xffffffffu, held, at), j0 = code / 2 * 16, j = j0 + lane, stage_at = e.at_ring + at * e.stage_bytes;
@@ -22267,7 +22303,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
                 UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { seen |= of_rows.seen[w]; }
             }
             d_shared_at k = base + stage_at, v = a.is_v_in_k ? k : k + e.raw_k_bytes;
-            float k_factor = 1.0f, v_factor = 1.0f; // 256 where they have been divided by it
+            float k_factor = 1.0f, v_factor = 1.0f; // 256 if the rows were divided by it
             if constexpr (HAS_CODES) {
                 const char * raw = shared + stage_at;
                 char * tiles = shared + e.at_tiles, * v_tiles = tiles + (has_packed_k ? TP * a.k.stride : 0);
@@ -22298,7 +22334,7 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
                 *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
                 *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
             }
-            if (i > 0 && a.n_stages > 1) { issue(); } // to the stage before, which all have read
+            if (i > 0 && a.n_stages > 1) { issue(); } // into the previous stage, which all warps have read
             __syncthreads();
             // softmax
             float x[own];
@@ -22345,11 +22381,11 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         }
         __syncthreads();
         d_attn_elements_store<MT>(o, a, b, split, of_rows.factor);
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
-template <typename T> struct d_attn_wg_type { // of k and v
+template <typename T> struct d_attn_wg_type { // type of k and v
     static constexpr bool is_bf16 = false;
     typedef __half2 pair;
     static inline __device__ pair pair_of(float v) { return __float2half2_rn(v); }
@@ -22360,55 +22396,58 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
     static inline __device__ pair pair_of(float v) { return __float2bfloat162_rn(v); }
 };
 
-// ---- many rows on warpgroup matrix instructions (9.0a) ----
-// k_attn_wg. A block has 64 rows for each of its two consumer warpgroups and goes from item to item. The warps of its third warpgroup are
-// producers (>>k-sm90); they load the next item's stages while the last one's are computed:
+// ---- many rows with wgmma (9.0a): WGMMA ----
+// k_attn_wg, persistent: a block has 64 rows for each of its two consumer warpgroups. The warps of its third warpgroup
+// are producers (>>k-sm90). They load stages of the next item while the current item is computed:
 //
 //   warp  job                                                                                barriers
 //   0     TMA: k and v of a stage, which is TILES tiles of 64 positions, and its codes       k_full, k_empty, v_full, v_empty
-//   1     in tiles that are not full zeros for rows of v that no query of the block sees     waits for v_full, arrives at v_clean
-//   2, 3  the part of the mask that belongs to a stage with such tiles                       bias_full, bias_empty
+//   1     zeroes rows of v that no query of the block sees, in tiles that are not full       waits for v_full, arrives
+//                                                                                            at v_clean
+//   2, 3  load the mask of a stage with such tiles                                           bias_full, bias_empty
 //
-// A consumer warpgroup starts the scores of the next stage and the values of this one together, and makes the softmax of the next while its
-// values are summed.
-// Tuning of head sizes up to 64, whose steps are shorter than the latency of TMA; longer rows leave room for two stages and have all
-// exponentials on their own unit. TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged code varied by up to 10 % between
-// these builds, so differences below that say nothing:
-//   ATTN_WG_STAGES   of k and v                        2: 309, 4: 326 (without the polynomial)
+// A consumer warpgroup starts the scores of the next stage together with the values of the current one. It computes the
+// softmax of the next stage while the values are accumulated.
+// Tuning of head sizes up to 64, whose steps are shorter than the latency of TMA. Longer rows allow two stages only and
+// compute all exponentials on the MUFU unit. TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged
+// code varied by up to 10 % between these builds, so smaller differences are not significant:
+//   ATTN_WG_STAGES   stages of k and v                 2: 309, 4: 326 (without the polynomial)
 //   ATTN_WG_POLY     of 16 exponentials on FMA units   0: 326, 4: 366, 6: 299
 #define ATTN_WG_STAGES 4
 #define ATTN_WG_POLY 4
-template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> { // PARTS: numbers that make up an element of q
+// PARTS: number of parts whose sum is an element of q
+template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> {
     static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
     static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
     static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : 0; // d_attn_wg_soften
-    static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // of 64 elements of a row
+    static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // a panel: 64 elements of each row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
     static constexpr int bias_tile_bytes = rows * 128, bias_bytes = tiles * bias_tile_bytes;
     static constexpr int bias_at = PARTS * q_bytes + stages * (k_bytes + v_bytes);
-    static constexpr int bias_stages = bias_at + 2 * bias_bytes <= 224 * 1024 ? 2 : 1; // of 227 KiB; the rest: d_attn_wg_shared
-    static constexpr size_t shared_bytes = 1024 + (size_t) (bias_at + bias_stages * bias_bytes); // 1024: to align
-    // of a thread; the block has what it was launched with, and who wants more waits for ever
+    // 224 of 227 KiB; the rest is d_attn_wg_shared
+    static constexpr int bias_stages = bias_at + 2 * bias_bytes <= 224 * 1024 ? 2 : 1;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (bias_at + bias_stages * bias_bytes); // 1024: alignment
+    // registers per thread after setmaxnreg; their sum must not exceed those of the launch, or setmaxnreg waits forever
     static constexpr int launched_registers = 65536 / threads / 8 * 8, helper_registers = 56, consumer_registers = 224;
     static_assert(128 * (helper_registers + consumers * consumer_registers) <= threads * launched_registers, "registers of all warpgroups");
 };
 
 #if D_SM90
-enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // all rows see all of a tile; the item has no stage after this one
+enum { ATTN_WG_FULL = 1, ATTN_WG_LAST = 2 }; // FULL: all rows see all of the tile; LAST: the item's last stage
 template <typename S> struct d_attn_wg_shared {
-    int k_codes[S::stages][2], v_codes[S::stages][2]; // of each tile its position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
-    float unit[S::rows], slope[S::rows];              // what a product of q and k is multiplied with, and a bias
+    int k_codes[S::stages][2], v_codes[S::stages][2]; // per tile: position * 4 + ATTN_WG_LAST + ATTN_WG_FULL
+    float unit[S::rows], slope[S::rows];              // factors of a product of q and k, and of a bias
     int mask_row[S::rows];
 };
-template <typename S> struct d_attn_wg_ring { // addresses in shared memory
+template <typename S> struct d_attn_wg_ring { // shared-memory addresses for TMA, wgmma and mbarriers
     uint32_t q, k, v, k_full, k_empty, v_full, v_empty, v_clean, bias_full, bias_empty;
-    char * q_rows, * v_rows, * bias_rows; // for threads
+    char * q_rows, * v_rows, * bias_rows; // the same buffers as pointers
     d_attn_wg_shared<S> * all;
 };
 
-// The block's next item; -1: none. Where rows see different numbers of tiles the longest come first, over all heads of a section at once,
-// whose k and v stay in the L2 cache. A section is as many rounds of all blocks, of which every second one goes backwards: where a row block
-// sees so much less than the one before, blocks have the same to do.
+// The block's next item; -1: none. With classes of the mask the row blocks that see most tiles come first, for all
+// heads of a section, whose k and v stay in L2. A section is several rounds of all blocks. Every second round assigns
+// items in reverse order, which balances blocks when work decreases from row block to row block.
 static inline __device__ int d_attn_wg_next(const d_attn_mma & a, int & round) {
     const int n_rows = (int) a.n_row_blocks.n, n_items = a.n_seqs * (int) (a.n_groups.n * a.n_splits.n) * n_rows;
     const int n_blocks = (int) gridDim.x, block = (int) blockIdx.x, most = a.n_section * n_rows;
@@ -22425,7 +22464,7 @@ static inline __device__ int d_attn_wg_next(const d_attn_mma & a, int & round) {
     }
 }
 
-// Classes of 32 tiles for all rows of a block.
+// Classes of 32 tiles for all rows of a block, as d_attn_word, without a call.
 static inline __device__ uint2 d_attn_wg_word(const d_attn_mma & a, const d_attn_block & b, int word) {
     if (a.classes == nullptr) { return d_attn_word_without_classes(a, word); }
     uint2 all = { 0, 0xffffffffu };
@@ -22440,7 +22479,8 @@ static inline __device__ uint2 d_attn_wg_word(const d_attn_mma & a, const d_attn
     }
     return all;
 }
-// Goes over the visible tiles of a block, in order. A lane has the classes of 32 tiles, of which those that are still to come are seen.
+// Iterator over the visible tiles of a block, in order. A lane has the classes of 32 tiles; bits of tiles already
+// returned are cleared.
 struct d_attn_wg_walk {
     int base; // word of lane 0
     uint2 own;
@@ -22450,7 +22490,7 @@ struct d_attn_wg_walk {
         base = word0;
         own = word0 + (int) threadIdx.x % 32 < a.n_words ? d_attn_wg_word(a, b, word0 + (int) threadIdx.x % 32) : none;
     }
-    // Goes before the first tile of a split; returns their number.
+    // Moves before the first tile of a split; returns the number of its tiles.
     inline __device__ int begin(const d_attn_mma & a, const d_attn_block & b, int split) {
         int total = 0;
         NO_UNROLL for (int word = 0; word < a.n_words; word += 32) {
@@ -22470,7 +22510,7 @@ struct d_attn_wg_walk {
         }
         return n;
     }
-    // The next tile: its first position times four, and ATTN_WG_FULL.
+    // Returns the next tile: its first position times four, plus ATTN_WG_FULL if it is full.
     inline __device__ int next(const d_attn_mma & a, const d_attn_block & b) {
         uint32_t lanes;
         NO_UNROLL while ((lanes = __ballot_sync(0xffffffffu, own.x != 0)) == 0) { load(a, b, base + 32); }
@@ -22482,7 +22522,7 @@ struct d_attn_wg_walk {
 };
 
 // ---- producer warps ----
-// A stage of k or v, from one lane: the tiles of its codes, panels of 64 elements.
+// One lane loads a stage of k or v by TMA: the tiles that code lists, in panels of 64 elements.
 template <typename S>
 static inline __device__ void d_attn_wg_load(const d_tensor_map & map, const int (&code)[2], int head, int s, uint32_t to, int n_bytes, uint32_t full) {
     d_mbarrier_arrive_expect(full, n_bytes);
@@ -22492,13 +22532,13 @@ static inline __device__ void d_attn_wg_load(const d_tensor_map & map, const int
         }
     }
 }
-// k of a stage is loaded before v of the stage before, which is the order in which consumers release them: a consumer needs v only after the
-// softmax of the scores.
+// Loads k of a stage before v of the previous stage. Consumers release them in this order, because they need v only
+// after the softmax.
 template <typename S>
 static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tensor_map & k_map, const d_tensor_map & v_map, const d_attn_wg_ring<S> & ring) {
     const int lane = (int) threadIdx.x % 32;
     d_pipeline_state<S::stages> at = { 0, 1 }, v_at = { 0, 1 };
-    int v_code[2] = { 0, 0 }, v_head = 0, v_s = 0; // of the stage whose v comes next
+    int v_code[2] = { 0, 0 }, v_head = 0, v_s = 0; // of the stage whose v is loaded next
     auto load_v = [&]() {
         d_mbarrier_wait(ring.v_empty + 8 * v_at.index, v_at.phase);
         d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase);
@@ -22520,7 +22560,8 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
         for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
             int code[2] = { 0, 0 };
             NO_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                const int tile = n + i < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE; // after the last position: zeros
+                // past the last position: zeros
+                const int tile = n + i < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE;
                 const int one = tile + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
                 code[0] = i == 0 ? one : code[0];
                 code[1] = i == 1 ? one : code[1];
@@ -22551,8 +22592,8 @@ static inline __device__ bool d_attn_wg_sees(const d_attn_mma & a, const d_attn_
     }
     return sees;
 }
-// Positions that nobody sees may be anything, NaN too, and 0 * NaN is NaN; what some query sees is finite, or makes what it is. So a row of v
-// that no query of the block sees, and that is not finite, becomes zeros. A lane has a row.
+// Zeroes a row of v that is not finite and that no query of the block sees: masked positions may contain anything, and
+// 0 * NaN is NaN. Rows that some query sees stay, and NaN in them reaches the result. A lane has a row.
 template <typename S, int DV> static inline __device__ void d_attn_wg_clean_rows(const d_attn_mma & a, const d_attn_block & b, char * v, int row, int j) {
     typedef typename S::pair pair;
     char * x = v + row * 128;
@@ -22566,7 +22607,7 @@ template <typename S, int DV> static inline __device__ void d_attn_wg_clean_rows
             nans = __hfma2(p, S::pair_of(0.0f), nans);
         }
     }
-    const bool is_bad = j < a.n_kv && (__low2float(nans) != 0.0f || __high2float(nans) != 0.0f); // also of NaN
+    const bool is_bad = j < a.n_kv && (__low2float(nans) != 0.0f || __high2float(nans) != 0.0f); // true for NaN
     if (!is_bad || d_attn_wg_sees(a, b, j)) { return; }
     NO_UNROLL for (int i = 0; i < DV / 8; ++i) { *(uint4 *) (x + i / 8 * S::panel_bytes + (i % 8 ^ row % 8) * 16) = make_uint4(0, 0, 0, 0); }
 }
@@ -22585,13 +22626,13 @@ template <typename S, int DV> static inline __device__ void d_attn_wg_clean(cons
                 if ((code & ATTN_WG_FULL) == 0) { d_attn_wg_clean_rows<S, DV>(a, b, ring.v_rows + at.index * S::v_bytes, row, code / 4 + row % ATTN_TILE); }
             }
             d_fence_async();
-            __syncwarp(); // lane 0 arrives for all
+            __syncwarp(); // lane 0 arrives for the warp
             if (lane == 0) { d_mbarrier_arrive(ring.v_clean + 8 * at.index); }
         }
     }
 }
 
-// Eight biases of a row from position j on; -inf after the last position.
+// Eight biases of a row from position j; -inf past the last position.
 static inline __device__ uint4 d_attn_wg_bias_words(const char * row, int j, int n_kv) {
     uint32_t w[4];
     UNROLL for (int e = 0; e < 4; ++e) { // a mask has an even number of positions
@@ -22600,8 +22641,8 @@ static inline __device__ uint4 d_attn_wg_bias_words(const char * row, int j, int
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-// Half of the block's rows of the mask, which is F16 or absent: 64 positions of each tile are 128 bytes, swizzled like k. Rows that do not
-// exist repeat the last one.
+// A warp copies half of the block's rows of the mask, which is F16 or absent: 64 positions of a tile are 128 bytes,
+// swizzled like k. Rows past the end repeat the last one.
 template <typename S> static inline __device__ void d_attn_wg_biases(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 - 4 * S::consumers - 2, row0 = warp * (S::rows / 2);
     const gcuda_array & mask = a.p.mask;
@@ -22654,9 +22695,9 @@ template <typename S> static inline __device__ void d_attn_wg_biases(const d_att
 }
 
 // ---- consumer warpgroups ----
-#define ATTN_WG_LEAST_SLOPE 1e-18f // scores are divided by it; biases of less than 1e-13 are none
+#define ATTN_WG_LEAST_SLOPE 1e-18f // scores are divided by the slope; biases below 1e-13 count as 0
 
-// d_half_exponent of a number's bits, but at least -120, so that 2 to it is a float.
+// d_half_exponent of a number's bits, clamped to at least -120, so that its power of 2 is a normal float.
 static inline __device__ int d_attn_wg_exponent(uint32_t bits) {
     const int exponent = (int) (bits >> 23) - 126 - 14;
     const bool is_far = (bits < 0x3c800000u && bits > 0) || (bits > 0x47000000u && bits < 0x7f800000u); // 2^-6, 2^15, infinity
@@ -22729,7 +22770,7 @@ static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn
     }
 }
 
-// s = q k: elements of 64 rows and of the positions of a stage.
+// s = q k for 64 rows and the positions of a stage.
 template <typename S, typename T, int DK>
 static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uint32_t q, uint32_t k, int n_parts) {
     const uint64_t b = d_desc_k_128(k);
@@ -22742,20 +22783,20 @@ static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uin
         }
     }
 }
-// o += w v
+// o += w v for 64 rows and the positions of a stage.
 template <typename S, typename T, int DV>
 static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
     const uint64_t b = d_desc_mn_128(v, S::panel_bytes);
     UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
 }
 
-// What a lane keeps of its rows lane / 4 and lane / 4 + 8 of a warp.
+// State of a lane's rows lane / 4 and lane / 4 + 8 of a warp.
 struct d_attn_wg_rows {
     float max[2], sum[2], unit[2], slope[2]; // as in d_attn_state
 };
 
-// 2 to x for x up to 0 within 1e-4, which is less than rounding to F16 leaves; below 2^-126: 0. On FMA units, where d_exp2 waits for its own:
-// x = n + r with n whole, 2^r by a polynomial, n added to the exponent.
+// 2^x for x <= 0, with an error of 1e-4, less than rounding to F16 causes; below 2^-126: 0. It uses the FMA units
+// instead of the MUFU unit of d_exp2: x = n + r with n integer, 2^r by a polynomial, n added to the exponent.
 static inline __device__ float d_attn_wg_exp2(float x) {
     const float t = x + 12582912.0f, r = x - (t - 12582912.0f); // 1.5 * 2^23: the last bits of t are n
     const float p = ((0.05517165f * r + 0.24261112f) * r + 0.69326099f) * r + 0.99992807f;
@@ -22763,8 +22804,8 @@ static inline __device__ float d_attn_wg_exp2(float x) {
     return x < -126.0f ? 0.0f : y;
 }
 
-// Scores, in units of `unit`, become weights relative to the largest so far; factor: for the accumulators so far. POLY of 16 scores of a
-// lane take d_attn_wg_exp2.
+// Online softmax: turns scores, in units of `unit`, into weights relative to the running maximum. factor: for the
+// accumulators. POLY of 16 scores of a lane use d_attn_wg_exp2.
 template <int POLY, int H>
 static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & st, const float (&unit)[2], float (&factor)[2]) {
     UNROLL for (int r = 0; r < 2; ++r) {
@@ -22786,10 +22827,11 @@ static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & s
     }
 }
 
-// Within 2e-7; without a call, which would move registers that wgmma uses.
+// tanh with an error of 2e-7, without a call, which would move registers in use by wgmma.
 static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
 
-// Scores of a tile become such in units of a bias, to which it is added. bias: of this lane's first position, without its swizzle; NULL: 0.
+// Converts scores of a tile to units of a bias and adds the bias. bias: address of this lane's first position, without
+// swizzle; NULL: 0.
 static inline __device__ void d_attn_wg_mask(float * s, const float (&ratio)[2], const char * bias, int swizzle) {
     UNROLL for (int i = 0; i < 8; ++i) {
         UNROLL for (int r = 0; r < 2; ++r) {
@@ -22803,7 +22845,7 @@ static inline __device__ void d_attn_wg_mask(float * s, const float (&ratio)[2],
     }
 }
 
-// Writes this lane's rows of the result, or of a partial one with its sums.
+// Writes this lane's rows of the result, or of a partial result with its sums.
 template <int DV>
 static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_attn_wg_rows & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
     const int lane = (int) threadIdx.x % 32, t = lane % 4, dv = a.dv, own = row0 + lane / 4 + 8 * (t % 2); // a lane finds the scale of one row
@@ -22828,7 +22870,7 @@ static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_
     }
 }
 
-// A consumer warpgroup: 64 rows of each item.
+// Consumer warpgroup: 64 rows of each item.
 template <typename S, typename T, int DK, int DV, int PARTS>
 static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
     constexpr bool is_bf16 = S::is_bf16;
@@ -22845,7 +22887,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         d_attn_wg_rows st;
         float o[DV / 2], s[S::positions / 2], factor[2];
         uint32_t w[S::positions / 4];
-        int code[S::tiles] = {}; // of the stage whose scores are computed
+        int code[S::tiles] = {}; // codes of the stage whose scores are being computed
         UNROLL for (int r = 0; r < 2; ++r) {
             st.max[r] = -INFINITY;
             st.sum[r] = 0.0f;
@@ -22858,28 +22900,28 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             UNROLL for (int i = 1; i < S::tiles; ++i) { all &= code[i]; }
             return (all & ATTN_WG_FULL) != 0;
         };
-        // scores of the next stage begin
+        // starts the scores of the next stage
         auto begin = [&]() {
             UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[k_at.index][i]; }
             d_wgmma_fence();
             d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
             d_wgmma_commit();
         };
-        // values of the stage whose weights are in w begin
+        // starts the values of the stage whose weights are in w
         auto add_values = [&](bool is_clean) {
             d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
             if (!is_clean) { d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase); }
             d_wgmma_fence();
             d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
         };
-        auto finish = [&]() { // scores to weights
+        auto finish = [&]() { // turns scores into weights
             float unit[2] = { st.unit[0], st.unit[1] };
             if (a.cap != 0.0f) {
                 UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i] * unit[i / 2 % 2]); }
                 unit[0] = unit[1] = 1.0f;
             }
             const bool is_mixed = !is_full();
-            if (is_mixed || a.scale < 0.0f) { // the largest score is not that of the largest product
+            if (is_mixed || a.scale < 0.0f) { // the largest product need not have the largest score
                 const float ratio[2] = { __fdividef(unit[0], st.slope[0]), __fdividef(unit[1], st.slope[1]) };
                 if (is_mixed) { d_mbarrier_wait(ring.bias_full + 8 * bias_at.index, bias_at.phase); }
                 UNROLL for (int i = 0; i < S::tiles; ++i) {
@@ -22891,7 +22933,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                     }
                 }
                 if (is_mixed) {
-                    __syncwarp(); // lane 0 arrives for all
+                    __syncwarp(); // lane 0 arrives for the warp
                     if (lane == 0) { d_mbarrier_arrive(ring.bias_empty + 8 * bias_at.index); }
                     bias_at.next();
                 }
@@ -22914,7 +22956,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                 add_values(is_clean);
                 d_wgmma_commit();
             } else {
-                d_wgmma_commit(); // in place of the values of a stage before
+                d_wgmma_commit(); // an empty group in place of the values of an earlier stage
             }
             d_named_arrive(4 - group, 256);
             d_wgmma_wait<1>();
@@ -22925,7 +22967,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             finish();
             is_clean = is_full();
             is_last = (code[0] & ATTN_WG_LAST) != 0;
-            if (!is_last) { wait_k(); } // here, so that compilers do not wait for the values before they compute weights
+            // here, so that the compiler does not wait for the values before it computes weights
+            if (!is_last) { wait_k(); }
             d_wgmma_wait<0>();
             d_wgmma_read(o);
             if (has_values) { free_v(); }
@@ -22949,7 +22992,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 #endif // D_SM90
 
 // WGMMA: persistent blocks with 128 rows of an item at a time. One warpgroup copies (TMA, mask), two multiply and compute the softmax.
-//   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials, 16 a clock, take as long at 64 and half of it at 128
+//   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials (16 per clock) take as long at
+//           64, half as long at 128
 //   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
 //   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory (attn_set_wg)
 //   arch    9.0a
@@ -22961,7 +23005,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
     D_SHARED_MBARRIERS(barriers, 5 * S::stages + 2 * S::bias_stages);
     __shared__ d_attn_wg_shared<S> all;
     d_attn_wg_ring<S> ring;
-    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the swizzle
     ring.v_rows = ring.q_rows + PARTS * S::q_bytes + S::stages * S::k_bytes;
     ring.bias_rows = ring.q_rows + S::bias_at;
     ring.all = &all;
@@ -23014,13 +23058,12 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 // k_attn_latent. ELEMENTS where k and v are the same rows in F16 or BF16. Positions are the rows of both products, so that no row is wasted:
 //   scores  S^T = K Q^T: 64 positions x 16 rows
 //   values  O^T = V^T P^T: 64 elements of v x 16 rows, times 8; V^T is the tile of k, read MN-major
-// A block has two consumer warpgroups. Each has a stage of its own and computes every second tile of 64 positions
-// alone, scores and values, so that a tile is read from shared memory twice and no more, and one tile is multiplied
-// while the next one arrives. When the item ends, each warpgroup sends the other one half of its values
-// (d_attn_latent_merge). Warp 8 is the producer (TMA); a stage has an mbarrier `full` for each panel of 64
-// elements, so that scores begin with the first. Of two tiles, 144 KiB, reading takes about 10,800 clocks of an SM
-// of an H100. From shared memory scores read 144 KiB and values 128 KiB: at least 2,200 clocks, of which 600 come
-// after the last byte has arrived.
+// A block has two consumer warpgroups, each with its own stage. A warpgroup computes scores and values of every second
+// tile of 64 positions: a tile is read from shared memory only twice, and one tile is multiplied while the next one
+// arrives. At the end of an item each warpgroup sends the other one half of its values (d_attn_latent_merge). Warp 8 is
+// the producer (TMA); a stage has an mbarrier `full` for each panel of 64 elements, so scores begin with the first.
+// Loading two tiles, 144 KiB, takes about 10,800 clocks of an SM of an H100. Scores read 144 KiB from shared memory and
+// values 128 KiB: at least 2,200 clocks, 600 of them after the last byte has arrived.
 #define ATTN_LATENT_PANELS 10 // of 64 elements: rows of k have up to 640,
 #define ATTN_LATENT_LEAST 128 // and more than this: a stage has room for half of the result
 
@@ -23053,7 +23096,7 @@ struct d_attn_latent_ring { // addresses in shared memory
 };
 
 // Prefetches the tiles of the first two stages to L2 before the PDL wait: k may still be written, which L2 sees. By one
-// lane, a box at a time: where lanes prefetch rows of their own, the instructions are executed one after the other.
+// lane, a box at a time: prefetches of several lanes are executed one after the other.
 static inline __device__ void d_attn_latent_prefetch(const d_attn_mma & a, const d_tensor_map & map, int n_panels) {
     int split = 0;
     const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, 16, split);
@@ -23132,7 +23175,7 @@ static inline __device__ void d_attn_latent_put_q(const d_attn_mma & a, const d_
     }
 }
 
-// What a lane keeps of four rows, and of the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
+// State of a lane: four rows, and the elements lane / 4 and lane / 4 + 8 of 16 for each warp.
 struct d_attn_latent_state {
     float o[8][8];        // panel (i + 4 group) % 8
     float max[4], sum[4]; // sum: of this lane's positions
@@ -23186,8 +23229,8 @@ static inline __device__ void d_attn_latent_clean(const d_attn_latent_ring & rin
     }
 }
 
-// Scores s of positions j and j + 8 become weights in shared memory, relative to the largest so far; the
-// accumulators so far are scaled to match.
+// Online softmax: turns scores s of positions j and j + 8 into weights in shared memory, relative to the running
+// maximum, and rescales the accumulators.
 template <typename S>
 static inline __device__ void d_attn_latent_soften(d_attn_latent_state & st, float (&s)[8], const d_attn_mma & a,
     const d_attn_latent_ring & ring, const float (&bias)[8], bool is_full) {
@@ -23323,7 +23366,7 @@ static inline __device__ void d_attn_latent_store(d_attn_latent_state & st, cons
         float * y = d_attn_out_at(a, d_attn_out_row(a, b, row), split, d_attn_latent_n_rows(a)) + group * S::half;
         d_tma_store(y, ring.k + stage + row * S::out_stride, 4 * n);
         d_tma_commit();
-        d_tma_wait<0>();
+        d_tma_wait<0>(); // also before the next item overwrites the rows
     }
     __syncwarp(); // lane 0 arrives for all
     if (lane == 0) { d_mbarrier_arrive(ring.empty + 8 * group); }
@@ -23398,7 +23441,7 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
     __shared__ d_attn_latent_shared all;
     d_attn_latent_ring ring;
     ring.n_panels = ((int) a.p.k.ne[0] + 63) / 64;
-    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.q_rows = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // alignment of the swizzle
     ring.weight_rows = ring.q_rows + PARTS * ring.n_panels * S::q_panel_bytes;
     ring.k_rows = ring.weight_rows + S::consumers * S::weight_bytes;
     ring.sent = ring.k_rows + S::consumers * ring.n_panels * S::panel_bytes;
@@ -23429,23 +23472,26 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
 }
 
 // ---- conversion of k and v ----
-// A row that F16 cannot hold gets a bit in `large`: an element beyond 65,504 or NaN, which is clamped; and a row of F32 whose largest element
-// is below 2^-13, where F16 loses digits. The plain path computes blocks of queries that see such a position again (d_attn_sees_large). So
-// the result of a query depends on what this query sees alone.
+// A row that F16 cannot represent gets a bit in `large`. This is a row with NaN or with elements beyond 65,504, which
+// are clamped, or a row of F32 whose largest element is below 2^-13, where F16 loses digits. Path PLAIN computes blocks
+// of queries that see such a position again (d_attn_sees_large). So the result of a query depends only on positions
+// that this query sees.
 #define ATTN_LEAST_HALF 1.220703125e-4f // 2^-13
 
-struct d_attn_codes { // of a block of 32 elements, which begins with its scale: bytes before its least value, fifth bits (0: it has none) and codes
+// format of a block of 32 elements, which begins with its scale. Byte offsets of minimum, fifth bits (0: none) and
+// codes
+struct d_attn_codes {
     int block_bytes, min_at, high_at, codes_at, zero; // 0 block_bytes: F32
-    bool is_bytes;                                    // else nibbles
+    bool is_bytes;                                    // codes are bytes; false: nibbles
 };
 struct d_attn_halves_side { // k or v
     gcuda_array from;
     __half * to;            // [DK or DV, positions, n_heads, n_seqs]
-    uint2 * large;          // [sequence][head][tile], of all
+    uint2 * large;          // [sequence][head][tile], of all heads and sequences
     d_attn_codes codes;
-    divisor octets;         // of a row
-    int head0, n_heads;     // of this launch
-    int share;              // heads of q for each
+    divisor octets;         // groups of 8 elements of a row
+    int head0, n_heads;     // heads of this launch
+    int share;              // heads of q per head
     int n_items;            // 0: not converted
 };
 struct d_attn_halves {
@@ -23454,7 +23500,8 @@ struct d_attn_halves {
     int n_kv, n_tiles, n_words, n_class_blocks, n_mask_heads, n_mask_seqs, seq0;
 };
 
-static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int share, int head, int s, int tile) { // by all threads
+// called by all threads
+static inline __device__ bool d_attn_is_tile_seen(const d_attn_halves & a, int share, int head, int s, int tile) {
     if (a.classes == nullptr) { return true; }
     const int n = (share < a.n_mask_heads ? share : a.n_mask_heads) * a.n_class_blocks;
     bool is_seen = false;
@@ -23479,16 +23526,18 @@ static inline __device__ void d_attn_frag8_of_floats(float (&v)[8], const char *
     const float4 low = *(const float4 *) (row + 32 * octet), high = *(const float4 *) (row + 32 * octet + 16);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
 }
-static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); } // NaN: a number too
+// NaN becomes a number too
+static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
 
-// k and v of some heads as F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time. Tiles that no query sees are not
-// read.
+// Converts k and v of some heads to F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time.
+// Tiles that no query sees are skipped.
 //   floor   k and v read once, and written as F16
 //   measured  H100, 512 queries over 65,536 positions, 8 x 4 heads of 128: Q8_0 and Q4_0 1.19 ms in four launches, F16 0.915 ms
 //   shared  256 bytes
 //   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16; DK and DV a multiple of 8
 static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTANT d_attn_halves a) {
-    __shared__ uint32_t most[ATTN_TILE]; // bits of the largest element of a row, where it matters: they are ordered as numbers are, NaN last
+    // bits of the largest element of a row of F32: ordered like the numbers, NaN last
+    __shared__ uint32_t most[ATTN_TILE];
     const int thread = (int) threadIdx.x;
     d_pdl_prologue();
     for (int item = (int) blockIdx.x; item < a.side[0].n_items + a.side[1].n_items; item += (int) gridDim.x) {
@@ -23534,16 +23583,16 @@ static __global__ void __launch_bounds__(256) k_attn_halves(const D_GRID_CONSTAN
 // ---- gathered positions ----
 #define ATTN_LIST_THREADS 1024
 struct d_attn_gather {
-    gcuda_array k, v, mask; // from the first token on
-    char * k_to, * v_to, * mask_to; // [n_listed, heads, tokens], [n_listed, tokens]; v_to NULL: v lies in k
+    gcuda_array k, v, mask; // from the first token
+    char * k_to, * v_to, * mask_to; // [n_listed, heads, tokens], [n_listed, tokens]; v_to NULL: v is in k
     int * lists;                    // [n_listed, tokens]; NULL: entries are only counted
     int32_t * bad_index;
     int n_kv, n_kv_max, n_listed;   // n_listed: n_kv_max as a multiple of 8
-    int n_tokens, n_rows;           // n_rows: of all planes of the mask
-    int k_bytes, v_bytes, k_stride, v_stride, unit; // of a row, here and there; copied at once
+    int n_tokens, n_rows;           // n_rows: rows of all planes of the mask
+    int k_bytes, v_bytes, k_stride, v_stride, unit; // bytes of a row; pitch of the copies; bytes copied at a time
 };
 
-// Which of 8 positions from j on are seen.
+// Bits of the visible ones of 8 positions from j.
 static inline __device__ uint32_t d_attn_seen_octet(const gcuda_array & mask, const char * row, int j, int end, bool is_wide) {
     uint32_t bits = 0;
     if (is_wide && j + 8 <= end) {
@@ -23562,9 +23611,10 @@ static inline __device__ void d_attn_put_bias(const gcuda_array & mask, char * t
         *(uint16_t *) to = from != nullptr ? *(const uint16_t *) from : mask.type == GCUDA_TYPE_F16 ? 0xfc00u : 0xff80u;
     }
 }
-// The positions that a token sees, in their order, and a mask of their biases, -inf after the last. A block has a row of the mask, a warp a
-// contiguous part of it, a lane 8 positions at a time; a first pass counts, so that each warp knows where its entries begin.
-//   floor   the mask read once (the second pass finds it in a cache); 6 bytes written for an entry
+// Lists the positions that a token sees, in order, with a mask of their biases, -inf past the last. A block has a row
+// of the mask, a warp a contiguous part of it, a lane 8 positions at a time. A first pass counts, which gives each warp
+// its first entry.
+//   floor   the mask read once (the second pass reads it from a cache); 6 bytes written per entry
 //   shared  128 bytes
 static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_GRID_CONSTANT d_attn_gather a) {
     constexpr int n_warps = ATTN_LIST_THREADS / 32;
@@ -23582,7 +23632,7 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
         n = d_warp_reduce<d_sum_op>(n);
         if (lane == 0) { counts[warp] = n; }
         __syncthreads();
-        int at = 0, total = 0; // entries before this warp's, of all
+        int at = 0, total = 0; // entries before this warp's; all entries
         for (int w = 0; w < n_warps; ++w) {
             at += w < warp ? counts[w] : 0;
             total += counts[w];
@@ -23606,11 +23656,11 @@ static __global__ void __launch_bounds__(ATTN_LIST_THREADS) k_attn_list(const D_
             list[i] = -1;
             d_attn_put_bias(a.mask, biases + i * size, nullptr);
         }
-        __syncthreads(); // counts are the next row's
+        __syncthreads(); // before the next row overwrites counts
     }
 }
 
-// Rows of k and v of the listed positions, packed. A warp has a row.
+// Gathers rows of k and v of the listed positions, packed. A warp has a row.
 //   floor   these rows read and written once
 static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTANT d_attn_gather a) {
     const int lane = (int) threadIdx.x % 32, n_k = (int) a.k.ne[2], n_heads = n_k + (a.v_to != nullptr ? (int) a.v.ne[2] : 0);
@@ -23634,11 +23684,12 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
     }
 }
 
-// ---- adding splits ----
-// Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
-// added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
-// LANES, PARTS, DEPTH are 32, 4, 9, for 33 splits in one go (132 SMs, 8 heads); of ELEMENTS 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and 128 threads,
-// so that its blocks wait next to those of k_attn_latent.
+// ---- split reduction ----
+// Adds the splits of a row. A block has 4 LANES elements of the row and PARTS groups of LANES threads. A thread adds
+// four elements over one part of the splits; then the parts are added in order. Each warp computes the largest score
+// and the sum of weights itself, while the loads of its first DEPTH splits are in flight. LANES, PARTS, DEPTH are 32,
+// 4, 8; for ELEMENTS 16, 8, 17: 128 blocks then load 33 KB each at once. At most 128 registers and 128 threads: its
+// blocks can be resident next to those of k_attn_latent.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
 //   needs     DV a multiple of 4
@@ -23677,7 +23728,7 @@ template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bound
             }
             UNROLL for (int k = 0; k < DEPTH; ++k) {
                 const float w = d_exp2(top[k] - base);
-                if (w != 0.0f) { // else the split has seen nothing
+                if (w != 0.0f) { // otherwise the split saw no position
                     v.x += w * x[k].x, v.y += w * x[k].y, v.z += w * x[k].z, v.w += w * x[k].w;
                 }
             }
@@ -23709,7 +23760,7 @@ static int attn_kind(gcuda_type type) { // -1: a type that these kernels do not 
     }
 }
 static bool attn_is_codes(gcuda_type type) { return type == GCUDA_TYPE_Q8_0 || type == GCUDA_TYPE_Q4_0; }
-static bool attn_is_packed(gcuda_type type) { // what ELEMENTS makes F16 of: blocks of 32
+static bool attn_is_packed(gcuda_type type) { // quantized types that ELEMENTS converts to F16: blocks of 32
     return attn_is_codes(type) || type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_0 || type == GCUDA_TYPE_Q5_1;
 }
 static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || attn_is_packed(type); }
@@ -23725,14 +23776,16 @@ static bool attn_can_elements(const gcuda_flash_attn_case & c) { // precision F3
     return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) && !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
 }
 
-// What ROWS and WGMMA find in scratch as F16: of blocks and of F32, sizes up to 256; precision F32 would lose the digits that F16 has not.
+// Types that ROWS and WGMMA read from scratch as F16: quantized and F32, sizes up to 256. Not with precision F32, as
+// F16 loses digits.
 static bool attn_becomes_half(gcuda_type type) { return type == GCUDA_TYPE_F32 || attn_is_packed(type); }
 static bool attn_can_convert(const gcuda_flash_attn_case & c) {
     const bool has_halves = attn_becomes_half(c.k_type) || attn_becomes_half(c.v_type);
     return has_halves && !c.is_precise && c.dk <= 256 && c.dv <= 256 && c.n_kv > 0;
 }
-#define ATTN_CONVERT_ROWS 64       // SPLIT reads k and v once for 32 rows, conversion reads them once, and writes and reads F16
-#define ATTN_CONVERT_POSITIONS 256 // fewer do not pay for two launches
+// SPLIT reads k and v once per 32 rows; conversion reads them once, then writes and reads F16
+#define ATTN_CONVERT_ROWS 64
+#define ATTN_CONVERT_POSITIONS 256 // with fewer two more launches do not pay
 
 enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c) {
     const bool pays = attn_can_convert(*c) && c->n_rows > ATTN_CONVERT_ROWS && c->n_kv >= enough(ATTN_CONVERT_POSITIONS) && (c->fits_wgmma || c->fits_rows);
@@ -23747,16 +23800,18 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
 }
 
-// Blocks of a path.
+// Launch shape of a path.
 struct attn_blocks {
-    int n_warps, mt, block_rows, per_sm; // mt: eights of rows of a block, sixteens of a warp; ELEMENTS: sixteens of a block
-    int n_positions;                     // ELEMENTS: of a stage
-    bool has_pair;  // there are registers for two blocks on a multiprocessor
+    // mt: row tiles. SPLIT: of 8 per block; ROWS: of 16 per warp; ELEMENTS: of 16 per block
+    int n_warps, mt, block_rows, per_sm;
+    int n_positions;                     // ELEMENTS: positions of a stage
+    bool has_pair;  // registers allow two blocks per SM
     bool is_latent; // ELEMENTS: k_attn_latent
-    size_t n_bytes; // of shared memory
+    size_t n_bytes; // shared memory
 };
 
-// Sizes that kernels are compiled for, by the larger of DK and DV; 0: the rows of k are longer, and their length is not known when compiling.
+// Sizes that kernels are compiled for, by the larger of DK and DV. attn_k_steps 0: rows of k are longer, a run-time
+// size.
 static int attn_v_tiles(int64_t dv) { return dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
 static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
     const int dt = attn_v_tiles(p.v.ne[0] > p.k.ne[0] || p.k.ne[0] > 256 ? p.v.ne[0] : p.k.ne[0]);
@@ -23764,12 +23819,12 @@ static int attn_k_steps(const gcuda_flash_attn_ext_args & p) {
 }
 static int attn_out_tiles(const gcuda_flash_attn_ext_args & p) { return attn_k_steps(p) > 0 ? 2 * attn_k_steps(p) : attn_v_tiles(p.v.ne[0]); }
 
-static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces: of floats; 0: whole 32 elements
+static d_attn_side attn_side(const gcuda_array & x, int n_pieces) { // n_pieces: for floats; 0: whole 32 elements
     d_attn_side s;
     s.kind = attn_kind(x.type);
     s.row_bytes = (int) (x.ne[0] / gcuda_blck_size(x.type) * (int64_t) gcuda_type_size(x.type));
     const bool is_even = s.row_bytes % 16 == 0 && (uintptr_t) x.data % 16 == 0 && x.nb[1] % 16 == 0 && x.nb[2] % 16 == 0 && x.nb[3] % 16 == 0;
-    // floats: whole fours of matrices of 8; codes: up to 15 bytes before a row come along
+    // floats: whole groups of four 8-element matrices; quantized: up to 15 more bytes before a row
     s.n_pieces = attn_is_packed(x.type) ? (s.row_bytes + (is_even ? 0 : 14) + 15) / 16 : n_pieces > 0 ? n_pieces : (s.row_bytes + 63) / 64 * 4;
     s.stride = 16 * (s.n_pieces | 1);
     s.tile_bytes = 16 * s.stride;
@@ -23788,15 +23843,16 @@ static bool attn_is_v_in_k(const gcuda_flash_attn_ext_args & p) {
            p.k.ne[2] == p.v.ne[2] && p.v.ne[0] <= p.k.ne[0];
 }
 
-// Rows, positions, and bytes of a tile are counted in 32 bits.
+// Whether rows, positions and bytes of a tile fit in 32 bits.
 static bool attn_is_countable(const gcuda_flash_attn_ext_args & p) {
-    const int64_t most = (int64_t) 1 << 24; // rows of the result times chunks and splits
+    const int64_t most = (int64_t) 1 << 24; // limit of rows of the result x chunks x splits
     return n_rows(p.y) < most && p.k.ne[1] < INT32_MAX - 64 && p.k.nb[1] < (size_t) most && p.v.nb[1] < (size_t) most;
 }
 
 static bool attn_has_q_rest(const gcuda_flash_attn_ext_args & p) { return p.prec == GCUDA_PREC_F32 || p.k.type == GCUDA_TYPE_BF16; }
 
-static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int n_steps, int block_rows) { // n_steps 0: of whole 32 elements
+// n_steps 0: rows of whole 32 elements
+static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int n_steps, int block_rows) {
     a.n_steps = n_steps > 0 && !attn_is_packed(p.k.type) ? n_steps : (int) ((p.q.ne[0] + 31) / 32 * 2);
     a.q_stride = 16 * (2 * a.n_steps + 1);
     a.q_bytes = block_rows * a.q_stride;
@@ -23804,16 +23860,18 @@ static void attn_set_q(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, int 
     a.w_parts = p.prec == GCUDA_PREC_F32 ? 2 : 1;
 }
 
-// Shared memory of a block with so many stages: q, then the rings, whose place the states of the warps take in the end.
+// Shared memory of a block with n_stages stages: q, then the rings, whose memory the states of the warps reuse at the
+// end.
 static size_t attn_bytes(const d_attn_mma & a, const attn_blocks & w, int n_tiles16, int dt, int n_stages) {
     const size_t stage = (size_t) n_tiles16 * (size_t) (a.k.tile_bytes + (a.is_v_in_k ? 0 : a.v.tile_bytes));
-    const bool is_split = n_tiles16 == 1; // states: o of 2 registers for each element and row of eight
+    const bool is_split = n_tiles16 == 1; // states: two registers of o per element and row of eight
     const size_t rings = (is_split ? (size_t) w.n_warps : 1) * (size_t) n_stages * stage;
     const size_t states = is_split ? (size_t) (w.n_warps * dt / 2 + 8) * (size_t) w.mt * 32 * sizeof(float4) : 0;
-    return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512; // 512: matrices are read as far as a kernel has tiles
+    // 512: kernels read whole tiles, past the last row
+    return (size_t) (a.q_parts * a.q_bytes) + (rings > states ? rings : states) + 512;
 }
 
-// Most stages that let two blocks share a multiprocessor, else most that one may have.
+// Maximum stages with two blocks per SM; if that is impossible, maximum for one block.
 static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, attn_blocks & w, int n_tiles16) {
     const size_t all = p.max_shared > 0 ? p.max_shared : (size_t) SHARED_ALWAYS, shared_by_two = (all + 1024) / 2 - 1024;
     const int dt = attn_out_tiles(p), most = n_tiles16 == 1 ? ATTN_MAX_STAGES : 2;
@@ -23852,7 +23910,7 @@ static bool attn_set_rows(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, a
     return attn_set_stages(p, a, w, ATTN_TILE / 16);
 }
 
-// Offsets in shared memory of a block of 16 mt rows with stages of tp positions. Returns whether so many stages fit.
+// Offsets in shared memory of a block of 16 mt rows with stages of tp positions. Returns whether n_stages stages fit.
 static bool attn_try_elements(const gcuda_flash_attn_ext_args & p, d_attn_elements & e, attn_blocks & w, int mt, int tp, int n_least) {
     const int rows = 16 * mt;
     attn_set_q(p, e.m, 0, rows);
@@ -23879,7 +23937,7 @@ static bool attn_try_elements(const gcuda_flash_attn_ext_args & p, d_attn_elemen
     return false;
 }
 
-// Rows of k and v as products read them, of whole 32 elements, and as they arrive.
+// Layout in shared memory of k and v as operands, in whole 32 elements, and of quantized rows before conversion.
 static d_attn_side attn_element_side(const gcuda_array & x, d_attn_side & raw) {
     gcuda_array halfs = x;
     if (!attn_is_packed(x.type)) { return attn_side(x, 0); }
@@ -23897,8 +23955,8 @@ static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_e
 }
 
 #define ATTN_WG_POSITIONS (1 << 28) // d_attn_wg_shared holds position * 4 + flags in an int
-#define ATTN_WG_SECTION (16 << 20) // bytes of k and v, of 50 MiB of L2
-// Elements of a row of k and of v for which there is a kernel of the path WGMMA, the first that holds those of p; 0: none.
+#define ATTN_WG_SECTION (16 << 20) // bytes of k and v of a section; L2 has 50 MiB
+// Smallest head size of the kernels of path WGMMA that fits k and v of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
     static const int sizes[] = { 64, 80, 96, 128, 256 };
     const int64_t d = p.k.ne[0] > p.v.ne[0] ? p.k.ne[0] : p.v.ne[0];
@@ -23907,7 +23965,7 @@ static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
     }
     return 0;
 }
-// f(kernel, shape) of type and size, where there is one.
+// Calls f(kernel, shape) for type and size, if that kernel exists.
 template <typename T, int D, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) { return f(k_attn_wg<T, D, D, PARTS>, d_attn_wg_shape<T, D, D, PARTS>()); }
 template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size, F f) {
     if (type == GCUDA_TYPE_BF16) {
@@ -23927,13 +23985,13 @@ template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size
 static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
     return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 && ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
 }
-// Biases can be read in pairs.
+// Whether biases can be read in pairs.
 static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
     return p.mask.data != nullptr && p.mask.type == GCUDA_TYPE_F16 && p.k.ne[1] % 2 == 0 && (uintptr_t) p.mask.data % 4 == 0;
 }
 static bool attn_is_wg_aligned(const gcuda_array & x) { return ((uintptr_t) x.data | x.nb[1] | x.nb[2] | x.nb[3]) % 16 == 0; }
 
-// f(kernel, shape) of k_attn_latent for a type of k.
+// Calls f(kernel, shape) of k_attn_latent for a type of k.
 template <typename F> static gcuda_status attn_with_latent(gcuda_type type, F f) {
     return type == GCUDA_TYPE_F16    ? f(k_attn_latent<__half, 1>, d_attn_latent_shape<__half, 1>())
            : type == GCUDA_TYPE_BF16 ? f(k_attn_latent<__nv_bfloat16, 2>, d_attn_latent_shape<__nv_bfloat16, 2>())
@@ -23959,7 +24017,8 @@ static bool attn_set_latent(const gcuda_flash_attn_ext_args & p, const d_attn_mm
     return true;
 }
 
-// As many rows as there are, of fewer where shared memory has no two stages for them; at last short stages.
+// Chooses rows per block by the number of rows. Fewer if two stages do not fit in shared memory; as a last resort short
+// stages.
 static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_elements & e, attn_blocks & w) {
     const bool is_fixed = p.plan.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.block_rows >= 16;
     const int64_t want = is_fixed ? p.plan.block_rows : n_queries;
@@ -23973,8 +24032,9 @@ static bool attn_set_elements(const gcuda_flash_attn_ext_args & p, int64_t n_que
     return attn_try_elements(p, e, w, 1, 16, 1);
 }
 
-// How many units of row blocks, of n, are worked on together: an even number of rounds of all multiprocessors (d_attn_wg_next), of more than
-// two only as far as k and v stay in the L2 cache; all without classes, where all items take equally long.
+// Number of units of row blocks, of n, in a section (d_attn_wg_next). A section is an even number of rounds of all SMs,
+// and more than two rounds only as long as k and v stay in L2. Without classes all items take equally long: one section
+// of all units.
 static int attn_wg_section(const gcuda_flash_attn_ext_args & p, int64_t n, int64_t n_row_blocks, bool has_classes) {
     const int64_t most = ATTN_WG_SECTION / ((p.k.ne[0] + p.v.ne[0]) * 2 * p.k.ne[1]), two_rounds = 2 * n_multiprocessors();
     const int64_t n_times = (most < n ? most : n) * n_row_blocks / two_rounds, fitting = (n_times > 1 ? n_times : 1) * two_rounds / n_row_blocks;
@@ -24002,7 +24062,7 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     return st == GCUDA_STATUS_SUCCESS && fits_shared(w.n_bytes + (n_static > SHARED_STATIC ? n_static - SHARED_STATIC : 0), p.max_shared);
 }
 
-// What a launch needs to know. Scratch: classes of the mask, partial results, bits of rows that F16 cannot hold, k and v as F16.
+// Launch plan. Scratch: classes of the mask, partial results, bits of rows that F16 cannot represent, k and v as F16.
 struct attn_plan {
     d_attn_mma a;
     d_attn_elements e; // ELEMENTS: its m is a copy of a
@@ -24010,9 +24070,10 @@ struct attn_plan {
     gcuda_flash_attn_path path;
     int64_t n_rows, n_splits; // rows of a launch
     bool converts[2];         // k, v
-    int64_t n_heads, n_seqs;  // of q, of a launch: all, but where k and v of all do not fit into ATTN_HALF_BYTES as F16
-    bool has_classes;         // of the mask
-    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2]; // class_bytes: 0 where the caller has them
+    // heads of q and sequences per launch: all, unless their k and v as F16 exceed ATTN_HALF_BYTES
+    int64_t n_heads, n_seqs;
+    bool has_classes;         // the mask is classified
+    size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2]; // class_bytes: 0 if the caller passes them
 
     bool has_halves() const { return converts[0] || converts[1]; }
     size_t large_at() const { return class_bytes + part_bytes; }
@@ -24022,10 +24083,10 @@ struct attn_plan {
 
 static size_t attn_rounded_bytes(int64_t n) { return ((size_t) n + 255) & ~(size_t) 255; }
 
-// Whether a path can take what some path for tensor cores takes.
+// Whether a path supports a case that some tensor-core path supports.
 static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
     const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
-    gcuda_flash_attn_case many = c; // of as many rows and positions that conversion pays
+    gcuda_flash_attn_case many = c; // with enough rows and positions for conversion to pay
     many.n_rows = INT64_MAX;
     many.n_kv = c.n_kv > 0 ? INT64_MAX : 0;
     if (gcuda_flash_attn_choose(&many) == GCUDA_FLASH_ATTN_PLAIN) { return false; }
@@ -24037,7 +24098,7 @@ static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path
 
 static int64_t attn_group(const gcuda_flash_attn_ext_args & p) { return gcudai_gcd(p.q.ne[2] / p.k.ne[2], p.q.ne[2] / p.v.ne[2]); }
 
-// What all paths are told of k and v as p has them.
+// Arguments that all paths share, from p.
 static d_attn_mma attn_base(const gcuda_flash_attn_ext_args & p) {
     d_attn_mma a;
     memset(&a, 0, sizeof(a));
@@ -24074,7 +24135,7 @@ static d_attn_mma attn_base(const gcuda_flash_attn_ext_args & p) {
     return a;
 }
 
-// k and v as ROWS and WGMMA find them: what is converted as F16, packed, one after the other from `data` on.
+// p with converted k and v: as F16, packed, consecutive from `data`.
 static gcuda_array attn_as_half(const gcuda_array & x, char * data) {
     gcuda_array h = x;
     h.type = GCUDA_TYPE_F16;
@@ -24090,8 +24151,8 @@ static gcuda_flash_attn_ext_args attn_with_halves(const gcuda_flash_attn_ext_arg
     return h;
 }
 
-// Where k and v are converted: how many heads, of those that read whole heads of k and v, and sequences a launch is for. With partial
-// results of as many blocks as run at once that is ATTN_HALF_BYTES at most, and those of one head more.
+// If k and v are converted: number of heads of q and sequences per launch, with whole heads of k and v. Their k and v
+// as F16 and the partial results of all resident blocks take at most ATTN_HALF_BYTES plus one unit of heads.
 #if defined(GCUDAI_SIM)
 #define ATTN_HALF_BYTES ((int64_t) 512 << 10)
 #elif !defined(ATTN_HALF_BYTES)
@@ -24123,8 +24184,9 @@ static size_t attn_class_bytes(const gcuda_array & mask, const d_attn_mma & a) {
     return attn_rounded_bytes(mask.ne[2] * mask.ne[3] * a.n_class_blocks * a.n_words * (int64_t) sizeof(uint2));
 }
 
-// Blocks of rows, splits and scratch of the chosen path: as many splits as keep every multiprocessor busy, of at least a tile; blocks that
-// fill half of the device are not split by rows. Four tiles in one split take 12.6 us, in four splits and k_attn_join 9.8 (H100, F16).
+// Blocks of rows, splits and scratch of the chosen path. Splits have at least a tile; their number fills the SMs
+// without exceeding the resident blocks, so row blocks that fill more than half of them are not split. Four tiles in
+// one split take 12.6 us, in four splits with k_attn_join 9.8 (H100, F16).
 static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     d_attn_mma & a = x.a;
     const int n_row_blocks = (a.n_queries + x.w.block_rows - 1) / x.w.block_rows;
@@ -24140,7 +24202,8 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
-    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) { // no more than give the longest one fewer tiles: partial results are large
+    // partial results are large: no splits that leave the longest split as long
+    if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) {
         const int64_t longest = (a.n_tiles + x.n_splits - 1) / x.n_splits;
         x.n_splits = longest > 0 ? (a.n_tiles + longest - 1) / longest : 1;
     }
@@ -24163,7 +24226,7 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     if (p.plan.path == GCUDA_FLASH_ATTN_PLAIN || !attn_is_countable(p) || !is_known || p.running.data != nullptr) { return x; }
     const gcuda_flash_attn_ext_args h = attn_with_halves(p);
     d_attn_mma rows = attn_base(h);
-    if (h.k.data == nullptr || h.v.data == nullptr) { rows.is_v_in_k = 0; } // converted one by one
+    if (h.k.data == nullptr || h.v.data == nullptr) { rows.is_v_in_k = 0; } // converted separately
     rows.v = attn_side(h.v, attn_k_steps(h) > 0 ? attn_out_tiles(h) : 0);
     d_attn_mma wg = rows;
     attn_blocks rows_w = x.w, wg_w = x.w, elements_w = x.w;
@@ -24200,12 +24263,12 @@ static attn_plan attn_plan_of(const gcuda_flash_attn_ext_args & p) {
     return x;
 }
 
-// ---- only the positions that n_kv_max leaves ----
-// Each token becomes a sequence of its own over the rows of k and v that it sees, and these sequences take any path. Scratch: lists, their
-// mask, k, v, and what the path wants.
+// ---- sparse masks: gathered positions (n_kv_max) ----
+// Each token becomes a separate sequence over the rows of k and v that it sees, and these sequences take any path.
+// Scratch: lists, their mask, k, v, and scratch of the path.
 struct attn_gathered {
     d_attn_gather g;
-    int64_t n_tokens; // at once
+    int64_t n_tokens; // tokens per launch
     size_t list_bytes, mask_bytes, k_bytes, v_bytes;
     size_t n_bytes() const { return list_bytes + mask_bytes + k_bytes + v_bytes; }
 };
@@ -24252,7 +24315,7 @@ static gcuda_array attn_packed(const gcuda_array & like, char * data, size_t nb0
     a.nb[0] = nb0, a.nb[1] = nb1, a.nb[2] = nb1 * (size_t) ne1, a.nb[3] = a.nb[2] * (size_t) ne2;
     return a;
 }
-// The call for n tokens from `token` on of a sequence, each as a sequence; and what fills its k, v and mask.
+// The call for n tokens of a sequence from `token`, each as a sequence. Sets x.g, which fills its k, v and mask.
 static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args & p, attn_gathered & x, int64_t seq, int64_t token, int64_t n) {
     gcuda_flash_attn_ext_args t = p;
     d_attn_gather & g = x.g;
@@ -24282,7 +24345,7 @@ static gcuda_flash_attn_ext_args attn_of_tokens(const gcuda_flash_attn_ext_args 
     t.scratch = at + x.n_bytes();
     return t;
 }
-// With the path, splits and rows of as many tokens as are gathered at once.
+// Plan for the tokens of one launch: path, splits and rows.
 static attn_plan attn_gathered_plan(const gcuda_flash_attn_ext_args & p, attn_gathered & x) { return attn_plan_of(attn_of_tokens(p, x, 0, 0, x.n_tokens)); }
 
 size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args) {
@@ -24293,7 +24356,7 @@ size_t gcuda_flash_attn_ext_scratch_bytes(const gcuda_flash_attn_ext_args * args
 }
 
 gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, gcuda_flash_attn_plan * plan) {
-    gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may be that of args
+    gcuda_flash_attn_plan chosen = { GCUDA_FLASH_ATTN_PLAIN, 1, 0 }; // plan may alias args->plan
     if (n_elements(args->y) > 0) {
         attn_gathered g = attn_is_gathered(*args) ? attn_gathered_of(*args) : attn_gathered();
         const attn_plan x = g.n_tokens > 0 ? attn_gathered_plan(*args, g) : attn_plan_of(*args);
@@ -24303,11 +24366,11 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
-// args: of the kernel.
+// args: arguments of the kernel.
 template <typename... P, typename... A> static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
     const int64_t n_items = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.a.n_splits.n * x.a.n_row_blocks.n;
     const dim3 block((unsigned) (32 * x.w.n_warps));
-    // WGMMA: blocks go on to the next item, whose k and v arrive meanwhile
+    // WGMMA: persistent blocks, which load k and v of the next item meanwhile
     const int64_t most = x.path == GCUDA_FLASH_ATTN_WGMMA ? n_multiprocessors() : n_items, n = n_items < most ? n_items : most;
     return x.class_bytes > 0 || x.has_halves() ? launch_pdl_dependent(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...)
                                                : launch_pdl_early_weights(kernel, n, block, x.w.n_bytes, x.a.p.max_shared, stream, args...);
@@ -24375,7 +24438,7 @@ static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     }
 }
 
-// large: NULL: all of the result.
+// Runs path PLAIN. large: NULL: for all of the result.
 static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const attn_plan & x, const uint2 * const (&large)[2], gcuda_stream stream) {
     d_attn a;
     a.group = attn_group(p);
@@ -24391,7 +24454,7 @@ static gcuda_status attn_launch_plain(const gcuda_flash_attn_ext_args & p, const
     return x.has_halves() ? launch_pdl_dependent(kernel, n, dim3(256), 0, 0, stream, p, a) : launch(kernel, n, 256, stream, p, a);
 }
 
-// The path, and the sum of its splits.
+// Launches the path and its split reduction.
 static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
     if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
@@ -24416,7 +24479,7 @@ static const uint2 * attn_large_of(const gcuda_flash_attn_ext_args & p, const at
     return x.converts[side] ? (const uint2 *) ((const char *) p.scratch + x.large_at() + (side == 0 ? 0 : x.large_bytes[0])) : nullptr;
 }
 
-// k (side 0) or v of some heads of q and sequences, as the path reads it: converted, or where it is.
+// k (side 0) or v for some heads of q and sequences, as the path reads it: converted, or in place.
 static gcuda_array attn_some_heads(const gcuda_flash_attn_ext_args & p, const attn_plan & x, int side, int64_t head0, int64_t n_heads, int64_t seq0) {
     const gcuda_array & all = side == 0 ? p.k : p.v;
     const int64_t share = p.q.ne[2] / all.ne[2];
@@ -24532,7 +24595,7 @@ static gcuda_status attn_launch_classes(const attn_plan & x, uint2 * classes, gc
 
 size_t gcuda_flash_attn_ext_mask_classes_bytes(const gcuda_flash_attn_ext_args * args) {
     if (n_elements(args->y) == 0) { return 0; }
-    if (attn_is_gathered(*args)) { return 0; } // which has masks of its own
+    if (attn_is_gathered(*args)) { return 0; } // which makes its own masks
     const attn_plan x = attn_plan_of(*args);
     return asked_bytes(x.path != GCUDA_FLASH_ATTN_PLAIN && x.has_classes ? attn_class_bytes(args->mask, x.a) : 0);
 }
@@ -24569,21 +24632,23 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
 }
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------
-// Two passes, of which each computes the scores again; no sum is shared by two blocks, so that bits do not depend on their order:
+// Two passes, each of which computes the scores again. No two blocks add to the same sum, so results do not depend on
+// their order:
 //
 //   kernel               a block has                        and goes over              result
-//   k_attn_back_queries  16 queries of a head               all positions              dq, and what P of a query is made of
+//   k_attn_back_queries  16 queries of a head               all positions              dq, softmax statistics
 //   k_attn_back_kv       32 positions of all heads that     all queries of these       dk, dv
 //                        share their k or v                 heads
 //   k_attn_back_sinks    a head                             its queries                dsinks
 //
-// In F32, for every type, stride and size. A warp has two queries and its lanes are positions, as in k_flash_attn. dk and dv are summed up
-// in the result, whose rows belong to the block.
+// In F32, for every type, stride and size. A warp has two queries and its lanes are positions, as in k_flash_attn. dk
+// and dv accumulate in the result, whose rows belong to the block.
 //   floor   k, v twice for every 16 queries; q, dy and dk, dv once for every 32 positions
 //   shared  15 KiB, of k_attn_back_queries 39 KiB
 struct d_attn_back {
     gcuda_flash_attn_ext_back_args p; // y and dy as [DV, N, H, S]
-    float4 * queries;                 // [S][H][N]: largest score, factor of exp(score - it), D, P of the sink; not seen anything: zeros
+    // [S][H][N]: maximum, factor of exp(score - maximum), D, P of the sink; zeros: sees no position
+    float4 * queries;
     int64_t n_units, n_blocks, n_tiles; // units of heads with whole heads of k and v; blocks of queries; tiles of positions
 };
 
@@ -24618,12 +24683,12 @@ static NO_INLINE __device__ void d_attn_back_dots(d_attn_back_tile & t, const gc
     }
 }
 
-// What a lane knows of its position and the two queries of its warp.
+// State of a lane's position and the two queries of its warp.
 struct d_attn_back_pair {
     float x[2], slope[2], dw[2]; // score, its slope by q . k, gradient of its weight
     bool is_seen[2];
 
-    // Whether some query of the block sees some position; else nothing is computed.
+    // Whether some query of the block sees some position; otherwise nothing is computed.
     inline __device__ bool look(const d_attn_back & a, int64_t q0, int64_t head, int64_t s, int64_t j0) {
         const gcuda_array & mask = a.p.mask;
         const int64_t j = j0 + threadIdx.x % 32;
@@ -24644,14 +24709,14 @@ struct d_attn_back_pair {
         for (int i = 0; i < 2; ++i) {
             const float z = dot[i] * p.scale, c = p.logit_softcap, th = c != 0.0f ? tanhf(z / c) : 0.0f;
             slope[i] = p.scale * (1.0f - th * th);
-            x[i] = is_seen[i] ? (c != 0.0f ? c * th : z) + alibi * x[i] : -INFINITY; // not seen: k may be anything
+            x[i] = is_seen[i] ? (c != 0.0f ? c * th : z) + alibi * x[i] : -INFINITY; // masked: k may contain anything
         }
         d_attn_back_dots(t, p.dy, q0, head, s, p.v, d_at(p.v, 0, j0, head / (p.q.ne[2] / p.v.ne[2]), s), n, dw);
     }
 };
 
-// Plain gradient of q. A block has ATTN_QUERIES queries of a head and goes over all positions once, with a running maximum. It leaves maximum,
-// sum and y . dy of each query in `queries`.
+// Plain gradient of q. A block has ATTN_QUERIES queries of a head and processes all positions once, with a running
+// maximum. It stores maximum, sum and y . dy of each query to `queries`.
 //   floor   k and v once per 16 queries; q, y, dy and mask once, dq written once
 //   needs   types and strides as k_flash_attn; DK above ATTN_HELD accumulates in dq
 static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_CONSTANT d_attn_back a) {
@@ -24719,7 +24784,7 @@ static __global__ void __launch_bounds__(256) k_attn_back_queries(const D_GRID_C
             for (int64_t d = lane; d < dk; d += 32) { *(float *) d_at(p.dq, d, n, head, s) = factor != 0.0f ? acc[i][d] * factor : 0.0f; }
             if (lane == 0) { a.queries[(s * p.q.ne[2] + head) * p.q.ne[1] + n] = r; }
         }
-        __syncthreads(); // held is the next item's
+        __syncthreads(); // before the next item overwrites held
     }
 }
 
@@ -24741,16 +24806,17 @@ static NO_INLINE __device__ void d_attn_back_add(d_attn_back_tile & t, const flo
 
 static NO_INLINE __device__ void d_attn_back_clear(const gcuda_array & grad, int64_t unit, int64_t n_units, int64_t j0, int64_t s) {
     const int64_t n = grad.ne[2] / n_units, rest = grad.ne[1] - j0, n_rows = rest < ATTN_POSITIONS ? rest : ATTN_POSITIONS;
-    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // elements of a thread are those that it adds to
+    for (int64_t h = unit * n; h < (unit + 1) * n; ++h) { // a thread reads and adds to the same elements
         for (int64_t d = threadIdx.x % 8; d < grad.ne[0] && (int64_t) threadIdx.x / 8 < n_rows; d += 8) {
             *(float *) d_at(grad, d, j0 + threadIdx.x / 8, h, s) = 0.0f;
         }
     }
 }
 
-// Plain gradient of k and v. A block has 32 positions of the heads that share them and goes over all queries of these heads.
+// Plain gradient of k and v. A block has 32 positions of the heads that share them and processes all queries of these
+// heads.
 //   floor   q and dy once per 32 positions; k, v and mask once, dk and dv written once
-//   needs   what k_attn_back_queries wrote to `queries`
+//   needs   `queries` from k_attn_back_queries
 static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTANT d_attn_back a) {
     __shared__ d_attn_back_tile t;
     __shared__ float w[ATTN_QUERIES][ATTN_POSITIONS], f[ATTN_QUERIES][ATTN_POSITIONS];
@@ -24783,7 +24849,7 @@ static __global__ void __launch_bounds__(256) k_attn_back_kv(const D_GRID_CONSTA
 
 // Gradient of the sinks. A block has a head, a thread every 256th of its queries.
 //   floor   16 bytes per query and head
-//   needs   what the kernels for queries wrote to `queries`
+//   needs   `queries` from the kernels for queries
 static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * queries, float * dsinks, int64_t n_tokens, int64_t n_heads, int64_t n_seqs) {
     for (int64_t head = blockIdx.x; head < n_heads; head += gridDim.x) {
         double sum = 0.0;
@@ -24797,17 +24863,18 @@ static __global__ void __launch_bounds__(256) k_attn_back_sinks(const float4 * q
 }
 
 // ---- the gradient on tensor cores (mma.sync) ----
-// Heads of 64 and 128, as many of k as of v, from 8.0 on, but not with GCUDA_PREC_F32. All factors are rounded to BF16, whose exponents hold
-// any gradient; sums, softmax and the result are in F32. Rows of q, dy, k and v are rounded and packed first:
+// Heads of 64 and 128, as many of k as of v, from 8.0, but not with GCUDA_PREC_F32. Operands are rounded to BF16, whose
+// exponent range fits any gradient; accumulators, softmax and the result are in F32. Rows of q, dy, k and v are rounded
+// and packed first:
 //
-//   kernel                   a block has                        and goes over                       products
-//   k_attn_back_pack         8 rows                                                                 D of dy and y
-//   k_attn_back_mma_queries  128 tokens of a head               visible tiles of 64 positions       q k, dy v, ds k
-//   k_attn_back_mma_kv       64 (heads of 64: 128) positions    visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
-//                            of a head of k                     heads that share it
+//   kernel                   a block has                      and goes over                       products
+//   k_attn_back_pack         8 rows                                                               D of dy and y
+//   k_attn_back_mma_queries  128 tokens of a head             visible tiles of 64 positions       q k, dy v, ds k
+//   k_attn_back_mma_kv       64 (heads of 64: 128) positions  visible blocks of 32 tokens of all  k q, v dy, P dy, ds q
+//                            of a head of k                   heads that share it
 //
-// A mask is classified first, as for flash_attn_ext. A number that is none becomes 0 in k and v and the largest one where it is infinite, so that
-// what no query sees does no harm; where some query sees it, D carries it into the result.
+// A mask is classified first, as for flash_attn_ext. Packing replaces NaN by 0 and infinity by the largest number. So
+// masked positions cannot change the result; if some query sees such a position, D carries the NaN into the result.
 //   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
 //   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94; 64: 2.23 ms, causal 1.86
 //   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with row % 8): without padding
@@ -24833,7 +24900,7 @@ static inline __device__ uint32_t d_back_finite(uint32_t pair) {
     return pair;
 }
 
-// Packs q, dy, k and v as F16 rows with the order of d_back_fetch. A warp has a row: of q, then of dy, k and v.
+// Packs q, dy, k and v as BF16 rows and stores D = y . dy to `queries`. A warp has a row: of q, then of dy, k and v.
 //   floor   these rows read once, 2 bytes written per element
 //   needs   head sizes 64 and 128
 static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONSTANT d_back a) {
@@ -24863,7 +24930,7 @@ static __global__ void __launch_bounds__(256) k_attn_back_pack(const D_GRID_CONS
     }
 }
 
-// Copies ROWS packed rows to shared memory; after the first n_in there are zeros.
+// Copies ROWS packed rows to shared memory; rows from n_in are zeros.
 template <int D, int ROWS> static inline __device__ void d_back_fetch(d_shared_at to, const char * from, int n_in) {
     constexpr int pieces = D / 8, step = BACK_THREADS / pieces;
     const int row0 = (int) threadIdx.x / pieces, piece = (int) threadIdx.x % pieces;
@@ -24906,7 +24973,7 @@ template <int D, int MT, int NP> static inline __device__ void d_back_add(float 
     }
 }
 
-// Products become scores, and dw the gradient of a weight minus D times the slope of the score.
+// Turns products into scores, and dw into (gradient of the weight - D) x slope of the score.
 template <int MT, int NT> static inline __device__ void d_back_cap(float (&s)[MT][NT][4], float (&dw)[MT][NT][4], const d_back & a) {
     UNROLL for (int mt = 0; mt < MT; ++mt) {
         UNROLL for (int i = 0; i < NT; ++i) {
@@ -24936,18 +25003,18 @@ static inline __device__ const char * d_back_mask(const d_back & a, int plane) {
 static NO_INLINE __device__ float d_back_any_bias(const d_back & a, const char * row, int j) {
     return d_load(a.b.p.mask.type, row + j * (int64_t) a.b.p.mask.nb[0]);
 }
-// Row of the mask of a token; NULL: without a mask, or no such token.
+// Row of the mask of a token; NULL: no mask, or the token does not exist.
 static inline __device__ const char * d_back_row(const d_back & a, const char * mask, int token) {
     return mask != nullptr && token < a.n_tokens ? mask + token * (int64_t) a.b.p.mask.nb[1] : nullptr;
 }
-// A score with its bias; -inf: not seen.
+// A score with its bias; -inf: masked.
 static inline __device__ float d_back_biased(const d_back & a, const char * row, bool is_token, int j, float slope, float score) {
     float bias = 0.0f;
     if (row != nullptr && j < a.n_kv) { bias = a.b.p.mask.type == GCUDA_TYPE_F16 ? __half2float(((const __half *) row)[j]) : d_back_any_bias(a, row, j); }
     return is_token && j < a.n_kv && bias != -INFINITY ? score + slope * bias : -INFINITY;
 }
 
-// Bits of a class of 32 tokens for tile: 1: some token sees some of it, 2: all see all, without bias.
+// Class of a tile for 32 tokens. Bit 0: some token sees some of it; bit 1: all see all of it without bias.
 static inline __device__ int d_back_class(const d_back & a, int plane, int token_block, int tile) {
     if (a.classes == nullptr) { return 1 | ((tile + 1) * ATTN_TILE <= a.n_kv ? 2 : 0); }
     const uint2 w = a.classes[((int64_t) plane * a.n_class_blocks + token_block) * a.n_words + tile / 32];
@@ -24955,11 +25022,12 @@ static inline __device__ int d_back_class(const d_back & a, int plane, int token
 }
 
 // ---- dq ----
-struct d_back_rows { // 16 * 2 rows of a warp: lane l has rows l / 4, and 8, 16, 24 after it
+struct d_back_rows { // 32 rows of a warp: lane l has rows l / 4 + 0, 8, 16, 24
     float max[2][2], sum[2][2], dot[2][2];
 };
 
-// Scores of BACK_STEP positions become weights relative to the largest so far, and those the gradients of the scores.
+// Turns scores of BACK_STEP positions into weights relative to the running maximum, and these into gradients of the
+// scores.
 template <int D> static inline __device__ void d_back_soften(d_back_rows & st, float (&o)[2][D / 8][4], float (&s)[2][4][4], const float (&dw)[2][4][4]) {
     float factor[2][2];
     bool has_grown = false;
@@ -25019,7 +25087,7 @@ template <int D> static inline __device__ void d_back_query_step(d_back_rows & s
     d_back_add<D, 2, 2>(o, s, k);
 }
 
-// dq of this lane's rows, and what the softmax of a row is made of.
+// Stores dq of this lane's rows, and maximum, factor, D and P of the sink of each row.
 template <int D> static inline __device__ void d_back_query_store(const d_back_rows & st, const float (&o)[2][D / 8][4], const d_back & a, int64_t row0, int token0,
     int head) {
     const gcuda_flash_attn_ext_back_args & p = a.b.p;
@@ -25048,10 +25116,11 @@ template <int D> static inline __device__ void d_back_query_store(const d_back_r
     }
 }
 
-// The next step after position j that some token of the block sees; n_kv or more: none. own: bits of the tile for this warp's tokens.
+// Next step after position j that some token of the block sees; n_kv or more: none. own: class of the tile for this
+// warp's tokens.
 static inline __device__ int d_back_next_positions(const d_back & a, int plane, int class0, int j, int & own) {
     j += BACK_STEP;
-    if (j % ATTN_TILE != 0) { return j; } // the other half of a tile; of positions that do not exist no step is computed
+    if (j % ATTN_TILE != 0) { return j; } // the other half of a tile; steps past the last position are not computed
     for (; j < a.n_kv; j += ATTN_TILE) {
         int seen = 0;
         for (int w = 0; w < BACK_ROWS / 32; ++w) {
@@ -25075,7 +25144,7 @@ template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_att
     const int warp = (int) threadIdx.x / 32, g = (int) threadIdx.x % 32 / 4;
     const d_shared_at q = d_shared_opaque(d_shared_at_of(shared)), dy = q + BACK_ROWS * row_bytes, ring = dy + BACK_ROWS * row_bytes;
     for (int item = (int) blockIdx.x; item < a.n_seqs * a.n_heads * a.n_row_blocks; item += (int) gridDim.x) {
-        const int block0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * BACK_ROWS, head = item / a.n_row_blocks % a.n_heads; // the longest first
+        const int block0 = (a.n_row_blocks - 1 - item % a.n_row_blocks) * BACK_ROWS, head = item / a.n_row_blocks % a.n_heads; // row blocks that see most first
         const int s = item / a.n_row_blocks / a.n_heads, token0 = block0 + 32 * warp, plane = d_back_plane(a, head, s);
         const int64_t row0 = ((int64_t) s * a.n_heads + head) * a.n_tokens, kv_row0 = ((int64_t) s * a.n_kv_heads + head / a.group) * a.n_kv;
         const float slope = ATTN_LOG2E * d_slope(a.b.p.max_bias, a.n_heads, head);
@@ -25121,7 +25190,7 @@ template <int D> static __global__ void __launch_bounds__(BACK_THREADS, 2) k_att
 }
 
 // ---- dk and dv ----
-// BACK_STEP tokens from token0 for 16 MT positions of a warp from j0. sums: of these tokens.
+// BACK_STEP tokens from token0 for 16 MT positions of a warp from j0. sums: `queries` of these tokens.
 template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk)[MT][D / 8][4], float (&dv)[MT][D / 8][4], const d_back & a, d_shared_at k,
     d_shared_at v, d_shared_at q, d_shared_at dy, const float4 * sums, const char * mask, float slope, int token0, int j0, bool is_full) {
     const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
@@ -25153,7 +25222,7 @@ template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk
             const float4 r = sums[8 * i + 2 * t + e % 2];
             UNROLL for (int mt = 0; mt < MT; ++mt) {
                 const float w = d_exp2(s[mt][i][e] - r.x) * r.y;
-                s[mt][i][e] = w != 0.0f ? w + (r.z - r.z) : 0.0f; // no number if D is none
+                s[mt][i][e] = w != 0.0f ? w + (r.z - r.z) : 0.0f; // NaN if D is NaN
                 dw[mt][i][e] = w != 0.0f ? w * dw[mt][i][e] : 0.0f; // not 0 * NaN
             }
         }
@@ -25162,7 +25231,7 @@ template <int D, int MT> static inline __device__ void d_back_kv_step(float (&dk
     d_back_add<D, MT, 2>(dk, dw, q);
 }
 
-// The next block of tokens of the heads from `unit`, counted through the group; own: bits for this warp's positions.
+// Next block of tokens, counted through the heads of the group from `unit`. own: class for this warp's positions.
 template <int MT> static inline __device__ int d_back_next_tokens(const d_back & a, int head0, int s, int block0, int unit, int & own) {
     for (++unit; unit < a.group * a.n_class_blocks; ++unit) {
         const int head = head0 + unit / a.n_class_blocks, token_block = unit % a.n_class_blocks, plane = d_back_plane(a, head, s);
@@ -25239,7 +25308,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(BACK_THREADS, 
                 }
             }
         }
-        __syncthreads(); // shared memory is the next item's
+        __syncthreads(); // before the next item overwrites shared memory
     }
 }
 
@@ -25251,12 +25320,12 @@ static gcuda_array attn_exchanged(gcuda_array a) { // dimensions 1 and 2
     return a;
 }
 
-// What a launch needs to know; in scratch: what queries are made of, classes of the mask, packed rows of q, dy, k and v.
+// Launch plan. Scratch: `queries`, classes of the mask, packed rows of q, dy, k and v.
 struct attn_back_plan {
     d_back a;
     bool has_mma;
-    size_t kv_bytes, query_bytes; // of shared memory
-    size_t n_bytes;               // of scratch
+    size_t kv_bytes, query_bytes; // shared memory of the kernels
+    size_t n_bytes;               // scratch
 };
 
 static bool attn_back_has_mma(const gcuda_flash_attn_ext_back_args & p, const attn_back_plan & x) {
@@ -25299,7 +25368,7 @@ static attn_back_plan attn_back_plan_of(const gcuda_flash_attn_ext_back_args & p
     x.kv_bytes = (2 * kv_rows + 4 * BACK_STEP) * row;
     x.has_mma = attn_back_has_mma(p, x);
     if (x.has_mma) { attn_back_set_mma(p, x); }
-    char * at = (char *) p.scratch; // NULL where only the size is asked for
+    char * at = (char *) p.scratch; // NULL if only the size is computed
     auto part = [&](size_t n) {
         char * const first = at != nullptr ? at + x.n_bytes : nullptr;
         x.n_bytes += (n + 255) & ~(size_t) 255;
