@@ -17701,13 +17701,13 @@ static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
 // ---- TMA: asynchronous copies by one thread ----
 // Fetches a tensor map, so that the first copy does not wait for it. It is a kernel argument: also before the PDL wait.
 static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
-    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), sim_tma_prefetch_map(&map));
 }
 // Prefetches the box of a tensor map at these coordinates into L2. Safe while an earlier kernel still writes it.
 static inline __device__ void d_tma_prefetch_4d(const d_tensor_map & map, int x, int y, int z, int w) {
     D_PTX(asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x),
                  "r"(y), "r"(z), "r"(w)
-                 : "memory"), ((void) map, (void) x, (void) y, (void) z, (void) w));
+                 : "memory"), sim_tma_prefetch_box(&map, x, y, z, w));
 }
 // Loads to shared memory. Their bytes count for the current phase of `bar`, which must expect them; they have landed when it completes.
 //   d_tma_load     n_bytes contiguous bytes; addresses and n_bytes are multiples of 16
