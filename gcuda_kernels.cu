@@ -22899,6 +22899,7 @@ static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_
             parities ^= 1u << stage;
             __syncwarp(); // every lane sees this phase before the next begins
             if (lane == 0) { d_attn_latent_load<S>(map, ring, stage, code, head, b.s); }
+            __syncwarp(); // lanes that wait for the next stage would slow it down
         }
     }
 }
