@@ -23436,14 +23436,17 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 // Adds the splits of a row. A block has 4 LANES elements of it, a lane four of them and, as one of PARTS, a part of the splits; the parts are
 // added in order. Every warp finds the largest score and the sum of weights for itself, while the first DEPTH of its splits arrive.
 // LANES, PARTS, DEPTH are 32, 4, 8; of ELEMENTS 16, 8, 17, so that 128 blocks read 33 KB each in one go. At most 128 registers and 128 threads,
-// so that its blocks wait next to those of k_attn_latent.
+// so that its blocks wait next to those of k_attn_latent. They let the next kernel start before they wait, so that it
+// takes each SM that a split leaves: no kernel that this launcher starts after a join reads or writes memory before its
+// own PDL wait.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
 //   needs     DV a multiple of 4
 template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bounds__(LANES * PARTS, 512 / (LANES * PARTS)) k_attn_join(const D_GRID_CONSTANT d_attn_mma a) {
     constexpr int chunk = 4 * LANES;
     __shared__ float4 shares[PARTS][LANES];
-    d_pdl_prologue();
+    d_pdl_trigger(); // before the wait: the next kernel takes each SM that a split leaves, and may prefetch
+    d_pdl_wait();
     const int lane = (int) threadIdx.x % 32, column = (int) threadIdx.x % LANES, part = (int) threadIdx.x / LANES;
     const int n_chunks = (a.dv + chunk - 1) / chunk, n_splits = (int) a.n_splits.n, n_rows = a.n_tokens * a.n_heads * a.n_seqs;
     for (int item = (int) blockIdx.x; item < n_rows * n_chunks; item += (int) gridDim.x) {
