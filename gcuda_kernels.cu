@@ -17872,13 +17872,13 @@ static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
 // ---- TMA: asynchronous copies by one thread ----
 // Fetches a tensor map, so that the first copy does not wait for it. It is a kernel argument: also before the PDL wait.
 static inline __device__ void d_tma_prefetch_map(const d_tensor_map & map) {
-    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), (void) map);
+    D_PTX(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"), sim_tma_prefetch_map(&map));
 }
 // Prefetches the box of a tensor map at these coordinates into L2. Safe while an earlier kernel still writes it.
 static inline __device__ void d_tma_prefetch_4d(const d_tensor_map & map, int x, int y, int z, int w) {
     D_PTX(asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x),
                  "r"(y), "r"(z), "r"(w)
-                 : "memory"), ((void) map, (void) x, (void) y, (void) z, (void) w));
+                 : "memory"), sim_tma_prefetch_box(&map, x, y, z, w));
 }
 // Loads to shared memory. Their bytes count for the current phase of `bar`, which must expect them; they have landed when it completes.
 //   d_tma_load     n_bytes contiguous bytes; addresses and n_bytes are multiples of 16
@@ -23059,8 +23059,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 //   scores  S^T = K Q^T: 64 positions x 16 rows
 //   values  O^T = V^T P^T: 64 elements of v x 16 rows, times 8; V^T is the tile of k, read MN-major
 // A block has two consumer warpgroups, each with its own stage. A warpgroup computes scores and values of every second
-// tile of 64 positions: a tile is read from shared memory only twice, and one tile is multiplied while the next one
-// arrives. At the end of an item each warpgroup sends the other one half of its values (d_attn_latent_merge). Warp 8 is
+// tile of 64 positions. So a tile is read from shared memory only twice, and one is multiplied while the next arrives. At the end of an item each warpgroup sends the other one half of its values (d_attn_latent_merge). Warp 8 is
 // the producer (TMA); a stage has an mbarrier `full` for each panel of 64 elements, so scores begin with the first.
 // Loading two tiles, 144 KiB, takes about 10,800 clocks of an SM of an H100. Scores read 144 KiB from shared memory and
 // values 128 KiB: at least 2,200 clocks, 600 of them after the last byte has arrived.
@@ -23145,6 +23144,7 @@ static inline __device__ void d_attn_latent_fetch(const d_attn_mma & a, const d_
             parities ^= 1u << stage;
             __syncwarp(); // every lane sees this phase before the next begins
             if (lane == 0) { d_attn_latent_load<S>(map, ring, stage, code, head, b.s); }
+            __syncwarp(); // lanes that wait for the next stage would slow it down
         }
     }
 }
@@ -23688,8 +23688,9 @@ static __global__ void __launch_bounds__(256) k_attn_gather(const D_GRID_CONSTAN
 // Adds the splits of a row. A block has 4 LANES elements of the row and PARTS groups of LANES threads. A thread adds
 // four elements over one part of the splits; then the parts are added in order. Each warp computes the largest score
 // and the sum of weights itself, while the loads of its first DEPTH splits are in flight. LANES, PARTS, DEPTH are 32,
-// 4, 8; for ELEMENTS 16, 8, 17: 128 blocks then load 33 KB each at once. At most 128 registers and 128 threads: its
-// blocks can be resident next to those of k_attn_latent.
+// 4, 9, for 33 splits at once (132 SMs, 8 heads); for ELEMENTS 16, 8, 17: 128 blocks then load 33 KB each at once. At
+// most 128 registers and 128 threads: its blocks can be resident next to those of k_attn_latent. The PDL trigger comes
+// before the PDL wait: the next kernel takes each SM that a split leaves, and waits itself before it touches memory.
 //   floor     partial results once, from L2: 132 splits of 16 rows of 512 elements are 4.3 MB
 //   shared    16 bytes per thread
 //   needs     DV a multiple of 4

@@ -433,6 +433,16 @@ static uint32_t box_bytes(const sim_tensor_map & m) {
     return n;
 }
 
+void sim_tma_prefetch_map(const void * map) {
+    sim_tensor_map m;
+    memcpy(&m, map, sizeof(m));
+    if (m.magic != SIM_MAP_MAGIC) { fail_here("a prefetch of a tensor map that cuTensorMapEncodeTiled has not made"); }
+}
+void sim_tma_prefetch_box_at(const void * map, int rank) {
+    const int at[5] = { 0, 0, 0, 0, 0 };
+    (void) tensor_box_of(map, rank, at);
+}
+
 void sim_tma_load_box_at(uint32_t to, const void * map, int rank, const int * at, uint32_t bar, unsigned blocks) {
     flight f = {};
     f.kind = FLIES_BOX;

@@ -431,6 +431,44 @@ TEST(boxes) {
     clean();
 }
 
+// Prefetches: the tensor map must be one, and of the dimensions that the instruction has.
+static __global__ void k_prefetch(const D_GRID_CONSTANT d_tensor_map map, int has_box) {
+    if (has_box != 0) {
+        d_tma_prefetch_4d(map, 0, 64, 0, 0);
+    } else {
+        d_tma_prefetch_map(map);
+    }
+}
+TEST(prefetches) {
+    static const struct {
+        uint32_t rank; // of the map; 0: none is made
+        int has_box;
+        const char * message;
+    } cases[] = { { 4, 0, nullptr }, { 4, 1, nullptr }, { 0, 0, "a prefetch of a tensor map that" },
+        { 0, 1, "a tensor map that" }, { 3, 1, "a copy of 4 dimensions with a tensor map of 3" } };
+    const uint64_t ne[4] = { 64, 128, 1, 1 }, nb[3] = { 128, 128 * 128, 128 * 128 };
+    const uint32_t box[4] = { 64, 64, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
+    for (const auto & c : cases) {
+        enum { FLOAT16 = 6, SWIZZLE_128B = 3 };
+        sim_reset(1, 64 * MB, 1);
+        char * data = copied(std::vector<char>(128 * 128));
+        d_tensor_map map = {};
+        const tensor_map_encoder encode = find_tensor_map_encoder();
+        const bool is_made = c.rank > 0 &&
+                             encode(&map, FLOAT16, c.rank, data, ne, nb, box, ones, 0, SWIZZLE_128B, 0, 0) == 0;
+        CHECK(is_made == (c.rank > 0));
+        const cudaError_t launched = launch(k_prefetch, dim3(1), dim3(1), 0, nullptr, map, c.has_box);
+        const bool has_failed = cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess;
+        const std::string message = sim_last_violation();
+        CHECK_MSG(has_failed == (c.message != nullptr), "case %d: %s", (int) (&c - cases), message.c_str());
+        const bool is_said = c.message == nullptr || message.find(c.message) != std::string::npos;
+        CHECK_MSG(is_said, "'%s' is not in: %s", c.message, message.c_str());
+        sim_reset(1, 64 * MB, 1);
+        CHECK(cudaFree(data) == cudaSuccess);
+    }
+    clean();
+}
+
 TEST(tensor_maps_that_are_refused) {
     char * data = on_device<char>(1 << 16);
     const tensor_map_encoder encode = find_tensor_map_encoder();

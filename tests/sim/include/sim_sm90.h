@@ -50,6 +50,12 @@ template <typename... I> static inline void sim_tma_store_box(const void * map, 
     const int at[] = { i... };
     sim_tma_store_box_at(map, (int) sizeof...(i), at, from);
 }
+// Prefetches change nothing that is simulated: the tensor map is looked at, and its dimensions.
+void sim_tma_prefetch_map(const void * map);
+void sim_tma_prefetch_box_at(const void * map, int rank);
+template <typename... I> static inline void sim_tma_prefetch_box(const void * map, I...) {
+    sim_tma_prefetch_box_at(map, (int) sizeof...(I));
+}
 void sim_tma_commit();
 void sim_tma_wait(int n_pending, bool only_reads);
 void sim_fence_async();
