@@ -21313,12 +21313,14 @@ static inline __device__ void d_attn_split_values_of_codes(float (&o)[RT][DT / 2
     }
 }
 
-// Processes 16 positions from j0, whose rows of k and v are in shared memory.
-template <int KT, int DT, int RT, bool HAS_CODES>
+// Processes 16 positions from j0, whose rows of k and v are in shared memory after wait(). Biases are loaded before the
+// wait; not with quantized k or v, whose kernels have no registers for that.
+template <int KT, int DT, int RT, bool HAS_CODES, typename F>
 static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st, const d_attn_mma & a, const d_attn_q & q, d_shared_at k, d_shared_at v,
-    const d_attn_places & places, int j0, bool is_full) {
+    const d_attn_places & places, int j0, bool is_full, F wait) {
     float s[RT][4] = {}, bias[RT][4];
     uint32_t keep[2] = { 0xffffffffu, 0xffffffffu };
+    if (HAS_CODES || is_full) { wait(); }
     if (!is_full) {
         const int seen = d_attn_split_biases<DT, RT>(bias, st, a, j0), t = (int) threadIdx.x % 4;
         uint32_t any = 0;
@@ -21327,6 +21329,7 @@ static inline __device__ void d_attn_split_step(d_attn_split_state<DT, RT> & st,
             keep[i] = (lanes >> 8 * t & 0xfu ? 0x0000ffffu : 0) | (lanes >> (8 * t + 4) & 0xfu ? 0xffff0000u : 0);
             any |= lanes;
         }
+        if (!HAS_CODES) { wait(); }
         if (any == 0) { return; }
     }
     if (a.k.kind == ATTN_F16) {
@@ -21543,13 +21546,14 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
         d_attn_split_begin(st, a, b, exponents);
         int at = 0; // next stage to compute
         NO_UNROLL for (int i = warp; i < n_quarters; i += n_warps) {
-            d_attn_copies_wait(a.n_stages - 2);
-            __syncwarp();
             const int code = __shfl_sync(0xffffffffu, held, at);
-            issue();
-            const d_shared_at k = ring + at * stage_bytes;
+            const d_shared_at k = ring + at * stage_bytes, v = a.is_v_in_k ? k : k + a.k.tile_bytes;
             at = at + 1 == a.n_stages ? 0 : at + 1;
-            d_attn_split_step<KT, DT, RT, HAS_CODES>(st, a, q, k, a.is_v_in_k ? k : k + a.k.tile_bytes, places, code / 2 * 16, code % 2 != 0);
+            d_attn_split_step<KT, DT, RT, HAS_CODES>(st, a, q, k, v, places, code / 2 * 16, code % 2 != 0, [&]() {
+                d_attn_copies_wait(a.n_stages - 2);
+                __syncwarp();
+                issue();
+            });
         }
         d_copies_wait<0>();
         UNROLL for (int rt = 0; rt < RT; ++rt) {
