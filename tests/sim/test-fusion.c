@@ -744,7 +744,8 @@ TEST(norms_before_rope_keep_large_and_small_heads) {
         struct build b;
         memset(&b, 0, sizeof b);
         b.ctx = p.ctx;
-        struct gcuda_tensor * x = f32(&b, HEAD, HEADS, tokens), * pos = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, tokens);
+        struct gcuda_tensor * x = f32(&b, HEAD, HEADS, tokens);
+        struct gcuda_tensor * pos = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, tokens);
         struct gcuda_tensor * k = gcuda_rope(p.ctx, before_rope(&b, x, HEAD, HEADS, HAS_NORM), pos, HEAD, 0);
         struct gcuda_tensor * set = into_cache(&b, GCUDA_TYPE_F32, k), * ids = set->src[1], * cache = set->src[2];
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
@@ -758,7 +759,8 @@ TEST(norms_before_rope_keep_large_and_small_heads) {
         static float values[MOST * N], got[2][11 * N];
         int64_t rows[MOST];
         CHECK_OK(gcuda_backend_tensor_get(x, values, 0, gcuda_nbytes(x)));
-        for (int i = 0; i < tokens * N; ++i) { values[i] *= i / HEAD % 3 == 0 ? 1e25f : i / HEAD % 3 == 1 ? 1e-25f : 1.0f; }
+        static const float factors[3] = { 1e25f, 1e-25f, 1.0f };
+        for (int i = 0; i < tokens * N; ++i) { values[i] *= factors[i / HEAD % 3]; }
         for (int i = 0; i < tokens; ++i) { rows[i] = i; }
         CHECK_OK(gcuda_backend_tensor_set(x, values, 0, gcuda_nbytes(x)));
         CHECK_OK(gcuda_backend_tensor_set(ids, rows, 0, gcuda_nbytes(ids)));
@@ -770,7 +772,8 @@ TEST(norms_before_rope_keep_large_and_small_heads) {
             gcuda_backend_t one = gcuda_backend_cuda_init_params(&params);
             CHECK_OK(gcuda_backend_graph_compute(one, graph));
             CHECK_OK(gcuda_backend_tensor_get(cache, got[i], 0, gcuda_nbytes(cache)));
-            CHECK(gcuda_backend_cuda_get_plan_stats(one, &stats) == GCUDA_STATUS_SUCCESS && stats.n_fused == (uint64_t) i);
+            CHECK_OK(gcuda_backend_cuda_get_plan_stats(one, &stats));
+            CHECK(stats.n_fused == (uint64_t) i);
             gcuda_backend_free(one);
         }
         CHECK_MSG(memcmp(got[0], got[1], gcuda_nbytes(cache)) == 0, "%d tokens: other bits", tokens);
