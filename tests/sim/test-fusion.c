@@ -736,6 +736,54 @@ TEST(queries_keys_and_values_are_one_launch) {
     clean();
 }
 
+// Heads whose squares leave the range of F32, in the kernels of few and of many tokens.
+TEST(norms_before_rope_keep_large_and_small_heads) {
+    enum { HEAD = 64, HEADS = 3, MOST = 9, N = HEAD * HEADS };
+    for (int tokens = 1; tokens <= MOST; tokens += MOST - 1) {
+        struct place p = place_begin();
+        struct build b;
+        memset(&b, 0, sizeof b);
+        b.ctx = p.ctx;
+        struct gcuda_tensor * x = f32(&b, HEAD, HEADS, tokens);
+        struct gcuda_tensor * pos = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, tokens);
+        struct gcuda_tensor * k = gcuda_rope(p.ctx, before_rope(&b, x, HEAD, HEADS, HAS_NORM), pos, HEAD, 0);
+        struct gcuda_tensor * set = into_cache(&b, GCUDA_TYPE_F32, k), * ids = set->src[1], * cache = set->src[2];
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, set));
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        int salt = 0;
+        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p.ctx); t != NULL; t = gcuda_get_next_tensor(p.ctx, t)) {
+            if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
+        }
+        static float values[MOST * N], got[2][11 * N];
+        int64_t rows[MOST];
+        CHECK_OK(gcuda_backend_tensor_get(x, values, 0, gcuda_nbytes(x)));
+        static const float factors[3] = { 1e25f, 1e-25f, 1.0f };
+        for (int i = 0; i < tokens * N; ++i) { values[i] *= factors[i / HEAD % 3]; }
+        for (int i = 0; i < tokens; ++i) { rows[i] = i; }
+        CHECK_OK(gcuda_backend_tensor_set(x, values, 0, gcuda_nbytes(x)));
+        CHECK_OK(gcuda_backend_tensor_set(ids, rows, 0, gcuda_nbytes(ids)));
+        for (int i = 0; i < 2; ++i) {
+            struct gcuda_cuda_params params;
+            struct gcuda_cuda_plan_stats stats;
+            memset(&params, 0, sizeof params);
+            params.fusion = i == 0 ? GCUDA_CUDA_OFF : GCUDA_CUDA_ON;
+            gcuda_backend_t one = gcuda_backend_cuda_init_params(&params);
+            CHECK_OK(gcuda_backend_graph_compute(one, graph));
+            CHECK_OK(gcuda_backend_tensor_get(cache, got[i], 0, gcuda_nbytes(cache)));
+            CHECK_OK(gcuda_backend_cuda_get_plan_stats(one, &stats));
+            CHECK(stats.n_fused == (uint64_t) i);
+            gcuda_backend_free(one);
+        }
+        CHECK_MSG(memcmp(got[0], got[1], gcuda_nbytes(cache)) == 0, "%d tokens: other bits", tokens);
+        CHECK(got[0][1] != 0.0f && got[0][HEAD + 1] != 0.0f && isfinite(got[0][1]) && isfinite(got[0][HEAD + 1]));
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 // Values of another size than keys, values that come with keys alone, ropes in the order of graphs of other programs, in place.
 static void build_inputs_other(struct build * b) {
     struct gcuda_context * c = b->ctx;
