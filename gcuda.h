@@ -2205,7 +2205,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_PLAIN, // F32 without tensor cores: every type, stride and size
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores (mma.sync), 8 to 32 rows per block; warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores (mma.sync), 64 or 128 rows per block; warps split the rows
-    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma) and TMA, 128 rows per block; warpgroups split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma), TMA; warpgroups split 128 rows per block, or v of 64 (DV above 256)
     GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores (mma.sync), 16 to 64 rows per block; warps split the elements: DV up to 512, more block types
 };
 struct gcuda_flash_attn_plan { // launchers; zeros: chosen
@@ -4059,7 +4059,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
 //     PLAIN   capability below 750, with BF16 below 800; k or v other than F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and F32 where it is
 //             not converted (below); rows that are not aligned; DK or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory;
 //             with GCUDA_PREC_F32: v in blocks, and k in blocks where the path would be ELEMENTS
-//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says
+//     WGMMA   more than 32 rows, k and v both F16 or both BF16, and what fits_wgmma says (DK up to 576, DV up to 512)
 //     ROWS    DK and DV up to 256, more than 32 rows, k and v F16 or BF16, and shared memory for it
 //             Both also with k or v, or both, in blocks or in F32: more than 64 rows, 256 positions or more, DK and DV up to 256, and
 //             precision DEFAULT. Such k and v become F16 in scratch first, some heads at a time
@@ -4073,7 +4073,7 @@ struct gcuda_flash_attn_case {
     bool is_precise;                 // GCUDA_PREC_F32
     bool fits_rows, fits_split, fits_elements; // two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: of k and v as F16,
                                      // if they are converted
-    bool fits_wgmma;                 // stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV up to 256 (BF16: 128),
+    bool fits_wgmma;                 // stages fit, code for 9.0a, precision DEFAULT, DK to 576, DV to 512 (BF16: 128),
                                      // strides of k, v and q (F32) are multiples of 16 bytes; no mask, or F16 with an even n_kv
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);
