@@ -2205,7 +2205,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_PLAIN, // F32 without tensor cores: every type, stride and size
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores (mma.sync), 8 to 32 rows per block; warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores (mma.sync), 64 or 128 rows per block; warps split the rows
-    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma) and TMA, 128 rows per block; warpgroups split the rows
+    GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma), TMA; warpgroups split 128 rows per block, or v of 64 (DV above 256)
     GCUDA_FLASH_ATTN_ELEMENTS, // tensor cores (mma.sync), 16 to 64 rows per block; warps split the elements: DV up to 512, more block types
 };
 struct gcuda_flash_attn_plan { // launchers; zeros: chosen
@@ -4090,9 +4090,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_flash_attn_ext_plan(
     const struct gcuda_flash_attn_ext_args * args, struct gcuda_flash_attn_plan * plan);
 // Chooses the path of attention:
 //     PLAIN     capability below 750, with BF16 below 800; types of k or v that no other path takes; unaligned rows; DK
-//               or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory; ELEMENTS with
-//               quantized k or v and GCUDA_PREC_F32
-//     WGMMA     more than 32 rows, k and v both F16 or both BF16, and fits_wgmma
+//               or DV not a multiple of 8; DK above 640 or DV above 512; too little shared memory. With
+//               GCUDA_PREC_F32: quantized v, and quantized k where the path would be ELEMENTS
+//     WGMMA     more than 32 rows, k and v both F16 or both BF16, and fits_wgmma (DK up to 576, DV up to 512)
 //     ROWS      more than 32 rows, k and v F16 or BF16, DK and DV up to 256, and fits_rows
 //     SPLIT     k and v F16, BF16, Q8_0 or Q4_0, DK and DV up to 256, and fits_split
 //     ELEMENTS  otherwise: k and v F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1
@@ -4106,8 +4106,8 @@ struct gcuda_flash_attn_case {
     bool is_precise;                 // GCUDA_PREC_F32
     // Two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: with k and v as F16 if they are converted.
     bool fits_rows, fits_split, fits_elements;
-    // Stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK and DV are up to 256 (BF16: 128). Strides of
-    // k, v and q (F32) are multiples of 16 bytes. No mask, or an F16 mask and an even n_kv.
+    // Stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK is up to 576, DV up to 512 (BF16: 128). Strides
+    // of k, v and q (F32) are multiples of 16 bytes. No mask, or an F16 mask and an even n_kv.
     bool fits_wgmma;
 };
 GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn_case * c);

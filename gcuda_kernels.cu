@@ -20591,7 +20591,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     for short masks, nor if the caller passes mask_classes
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions of k and v
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64 positions
-//   k_attn_wg       (rows / 128) x splits             WGMMA: the same with TMA and wgmma, on 9.0a
+//   k_attn_wg       (rows / 128 or 64) x splits       WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or 16 positions
 //   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one split
@@ -20650,7 +20650,6 @@ struct d_attn_mma {
     int n_section;         // WGMMA: units of row blocks in a section (d_attn_wg_next)
     divisor n_rounds;      // items of each block per section
     int is_v_in_k, is_wide_mask, is_wide_q, is_after_classes;
-    int may_prefetch;      // SPLIT: blocks may start while the previous kernel runs
     float scale, cap;      // cap 0: none
 };
 
@@ -21451,32 +21450,6 @@ static inline __device__ void d_attn_split_store(d_attn_split_state<DT, RT> & st
     }
 }
 
-#define ATTN_PREFETCH 2 // tiles of a block; of 132 SMs with two blocks 17 MB of the L2 cache, with heads of 128 in F16
-
-static inline __device__ void d_attn_prefetch_row(const char * row, int n_bytes) {
-    const int off = (int) ((uintptr_t) row & 15);
-    d_prefetch_l2(row - off, (n_bytes + off + 15) & ~15);
-}
-// Prefetches the block's first tiles to L2 before the PDL wait: k and v may still be written, which L2 sees. Classes
-// may still be of an earlier mask: they say only what to prefetch. Splits are those of a mask that hides nothing.
-static inline __device__ void d_attn_prefetch(
-    const d_attn_mma & a, const d_attn_block & b, int split, const char * k_head, const char * v_head) {
-#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const int first = d_attn_walk::first_of(a.n_tiles, a, split), end = d_attn_walk::first_of(a.n_tiles, a, split + 1);
-    const int n = end - first, n_rows = (n < ATTN_PREFETCH ? n : ATTN_PREFETCH) * ATTN_TILE;
-    NO_UNROLL for (int i = (int) threadIdx.x; i < n_rows; i += (int) blockDim.x) {
-        const int j = first * ATTN_TILE + i, tile = j / ATTN_TILE;
-        // not through L1, which could keep an old value
-        const bool is_seen = a.classes == nullptr || (__ldcg(&b.classes[tile / 32].x) >> tile % 32 & 1) != 0;
-        if (!is_seen || j >= a.n_kv) { continue; }
-        d_attn_prefetch_row(k_head + j * (int64_t) a.p.k.nb[1], a.k.row_bytes);
-        if (!a.is_v_in_k) { d_attn_prefetch_row(v_head + j * (int64_t) a.p.v.nb[1], a.v.row_bytes); }
-    }
-#else
-    (void) a, (void) b, (void) split, (void) k_head, (void) v_head;
-#endif
-}
-
 // Threads of a block, and resident blocks per SM that its registers allow. Float k and v: two blocks of 4 warps.
 // Quantized: two blocks of 8 warps for DT x RT up to ATTN_PAIR_REGISTERS, otherwise one.
 #define ATTN_PAIR_REGISTERS 16
@@ -21518,7 +21491,6 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
             d_attn_put_q(a, b, shared, exponents, 8 * RT);
             d_pdl_prologue();
         } else if (!has_waited) {
-            if (a.may_prefetch) { d_attn_prefetch(a, b, split, k_head, v_head); }
             d_pdl_wait();
         }
         has_waited = true;
@@ -22404,14 +22376,28 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 // k_attn_wg, persistent: a block has 64 rows for each of its two consumer warpgroups. The warps of its third warpgroup
 // are producers (>>k-sm90). They load stages of the next item while the current item is computed:
 //
-//   warp  job                                                                                barriers
-//   0     TMA: k and v of a stage, which is TILES tiles of 64 positions, and its codes       k_full, k_empty, v_full, v_empty
-//   1     zeroes rows of v that no query of the block sees, in tiles that are not full       waits for v_full, arrives
-//                                                                                            at v_clean
-//   2, 3  load the mask of a stage with such tiles                                           bias_full, bias_empty
+//   warp  job                                                                          barriers
+//   0     TMA: k and v of a stage, which is two tiles of 64 positions, one or          k_full, k_empty, v_full, v_empty
+//         half of one, and its codes
+//   1     zeros for rows of v that no query of the block sees,                         waits for v_full, sets v_clean
+//         in tiles that are not full
+//   2, 3  the part of the mask that belongs to a stage with such tiles                 bias_full, bias_empty
 //
 // A consumer warpgroup starts the scores of the next stage together with the values of the current one. It computes the
 // softmax of the next stage while the values are accumulated.
+//
+// DV and DK of an instance decide how a block is divided. Accumulators of 64 rows of 512 are half of the registers:
+//
+//   DV, DK       rows of a block  a consumer warpgroup has           positions of a stage
+//   128, 128     128              64 rows                            128
+//   256, 256     128              64 rows                            64
+//   256, 320     128              64 rows                            32: half a tile
+//   512, 576     64               all rows, half the elements of v   32: half a tile
+//
+// With 64 rows both warpgroups compute all scores and weights, which makes 3 operations of 2. Reading k and v takes
+// longer: of 512 elements 128 KB for 64 rows and 64 positions, 5,000 clocks where L2 gives an SM 26 bytes a clock.
+// Products take 4,100 of them: scores of 32 positions are bound by reading q and k from shared memory (24 clocks for 16
+// elements where 16 would do).
 // Tuning of head sizes up to 64, whose steps are shorter than the latency of TMA. Longer rows allow two stages only and
 // compute all exponentials on the MUFU unit. TFLOP/s on an H100, 4,096 x 4,096 without a mask, one run each. Unchanged
 // code varied by up to 10 % between these builds, so smaller differences are not significant:
@@ -22421,8 +22407,12 @@ template <> struct d_attn_wg_type<__nv_bfloat16> {
 #define ATTN_WG_POLY 4
 // PARTS: number of parts whose sum is an element of q
 template <typename T, int DK, int DV, int PARTS> struct d_attn_wg_shape : d_attn_wg_type<T> {
-    static constexpr int consumers = 2, rows = 64 * consumers, threads = 128 * (consumers + 1);
-    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, positions = ATTN_TILE * tiles, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
+    static constexpr bool shares_rows = DV > 256; // consumer warpgroups have the same rows, each half of a row of v
+    static constexpr int consumers = 2, rows = shares_rows ? 64 : 64 * consumers, threads = 128 * (consumers + 1);
+    static constexpr int width = shares_rows ? DV / 2 : DV; // of v, of a consumer warpgroup
+    static constexpr int tile_stages = DK > 256 ? 2 : 1;    // that a tile is divided into
+    static constexpr int tiles = DK <= 128 && DV <= 128 ? 2 : 1, stages = DK <= 64 && DV <= 64 ? ATTN_WG_STAGES : 2;
+    static constexpr int positions = ATTN_TILE * tiles / tile_stages, tile_positions = positions / tiles; // of a stage
     static constexpr int poly = DK <= 64 && DV <= 64 ? ATTN_WG_POLY : 0; // d_attn_wg_soften
     static constexpr int panel_bytes = positions * 128, q_panel_bytes = rows * 128; // a panel: 64 elements of each row
     static constexpr int k_bytes = (DK + 63) / 64 * panel_bytes, v_bytes = (DV + 63) / 64 * panel_bytes, q_bytes = (DK + 63) / 64 * q_panel_bytes;
@@ -22560,12 +22550,14 @@ static inline __device__ void d_attn_wg_fetch(const d_attn_mma & a, const d_tens
         const int k_head = d_divide(b.head0, a.heads_per_k);
         NO_UNROLL for (int row = lane; row < b.n_rows; row += 32) { d_prefetch_l2(d_attn_q_row(a, b, row), (int) a.p.q.ne[0] * 4); }
         d_attn_wg_walk walk;
-        const int n_tiles = walk.begin(a, b, split);
+        const int n_tiles = S::tile_stages * walk.begin(a, b, split); // or halves of tiles
         for (int n = 0; n == 0 || n < n_tiles; n += S::tiles, at.next()) {
+            const bool is_second = S::tile_stages == 2 && n % 2 != 0; // half of the tile of the stage before
             int code[2] = { 0, 0 };
             NO_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                // past the last position: zeros
-                const int tile = n + i < n_tiles ? walk.next(a, b) : 4 * a.n_tiles * ATTN_TILE;
+                const int tile = n + i >= n_tiles ? 4 * a.n_tiles * ATTN_TILE // after the last position: zeros
+                                 : is_second      ? v_code[0] + 4 * S::positions
+                                                  : walk.next(a, b);
                 const int one = tile + (n + S::tiles < n_tiles ? 0 : ATTN_WG_LAST);
                 code[0] = i == 0 ? one : code[0];
                 code[1] = i == 1 ? one : code[1];
@@ -22625,7 +22617,7 @@ template <typename S, int DV> static inline __device__ void d_attn_wg_clean(cons
             d_mbarrier_wait(ring.v_full + 8 * at.index, at.phase);
             const int * codes = ring.all->v_codes[at.index];
             last = codes[0] & ATTN_WG_LAST;
-            NO_UNROLL for (int i = 0; i < 2 * S::tiles && a.p.mask.data != nullptr; ++i) {
+            NO_UNROLL for (int i = 0; i < S::positions / 32 && a.p.mask.data != nullptr; ++i) {
                 const int code = codes[i / 2], row = i * 32 + lane;
                 if ((code & ATTN_WG_FULL) == 0) { d_attn_wg_clean_rows<S, DV>(a, b, ring.v_rows + at.index * S::v_bytes, row, code / 4 + row % ATTN_TILE); }
             }
@@ -22648,6 +22640,7 @@ static inline __device__ uint4 d_attn_wg_bias_words(const char * row, int j, int
 // A warp copies half of the block's rows of the mask, which is F16 or absent: 64 positions of a tile are 128 bytes,
 // swizzled like k. Rows past the end repeat the last one.
 template <typename S> static inline __device__ void d_attn_wg_biases(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
+    constexpr int pieces = S::tile_positions / 8, step = 32 / pieces; // of 16 bytes, of a row; rows at a time
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32 - 4 * S::consumers - 2, row0 = warp * (S::rows / 2);
     const gcuda_array & mask = a.p.mask;
     const bool is_even = mask.data != nullptr && ((uintptr_t) mask.data | mask.nb[1]) % 16 == 0;
@@ -22672,18 +22665,19 @@ template <typename S> static inline __device__ void d_attn_wg_biases(const d_att
             if (full != 0) { continue; }
             d_mbarrier_wait(ring.bias_empty + 8 * to.index, to.phase);
             NO_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                const int one = i == 0 ? code[0] : code[S::tiles - 1], j = one / 4 + lane % 8 * 8;
+                const int one = i == 0 ? code[0] : code[S::tiles - 1], j = one / 4 + lane % pieces * 8;
                 if ((one & ATTN_WG_FULL) != 0) { continue; }
                 char * tile = ring.bias_rows + to.index * S::bias_bytes + i * S::bias_tile_bytes;
-                char * const place = tile + lane / 8 * 128;
-                const int n_rows = S::rows / 2, swizzled[2] = { (lane % 8 ^ lane / 8) * 16, (lane % 8 ^ (lane / 8 + 4)) * 16 };
-                const int * const rows = ring.all->mask_row + row0 + lane / 8;
+                char * const place = tile + lane / pieces * 128;
+                const int n_rows = S::rows / 2, first = lane / pieces, piece = lane % pieces;
+                const int swizzled[2] = { (piece ^ first) * 16, (piece ^ (first + 4)) * 16 }; // [1]: with 4 rows a step
+                const int * const rows = ring.all->mask_row + row0 + first;
                 if (is_even && j + 8 <= a.n_kv) {
-                    UNROLL_4 for (int k = 0; k < n_rows; k += 4) {
+                    UNROLL_4 for (int k = 0; k < n_rows; k += step) {
                         d_copy_16(place + (row0 + k) * 128 + swizzled[k / 4 % 2], (const char *) mask.data + rows[k] * (int64_t) mask.nb[1] + 2 * (int64_t) j, 16);
                     }
                 } else {
-                    NO_UNROLL for (int k = 0; k < n_rows; k += 4) {
+                    NO_UNROLL for (int k = 0; k < n_rows; k += step) {
                         const char * const from = mask.data == nullptr ? nullptr : (const char *) mask.data + rows[k] * (int64_t) mask.nb[1];
                         *(uint4 *) (place + (row0 + k) * 128 + (k % 8 == 0 ? swizzled[0] : swizzled[1])) = d_attn_wg_bias_words(from, j, a.n_kv);
                     }
@@ -22745,16 +22739,18 @@ static inline __device__ int d_attn_wg_put_row(const float4 (&v)[QUADS], char * 
     return exponent;
 }
 
-// The 16 rows of q of a warp in shared memory, and what their products are multiplied with. Up to 2048 elements arrive
+// The rows of q of a warp in shared memory, and what their products are multiplied with. Up to 2048 elements arrive
 // together; rows that do not exist repeat the last one.
 template <typename S, int DK, int PARTS>
-static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn_block & b, const d_attn_wg_ring<S> & ring, int row0) {
-    constexpr int quads = (DK + 127) / 128, n = 16 / quads; // of a lane and row; rows at a time
-    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0];
-    const int own = row0 + lane % 16 < b.n_rows ? row0 + lane % 16 : b.n_rows - 1;
-    const uint64_t own_row = (uint64_t) d_attn_q_row(a, b, own); // of lane % 16
+static inline __device__ void d_attn_wg_put_q(
+    const d_attn_mma & a, const d_attn_block & b, const d_attn_wg_ring<S> & ring) {
+    constexpr int n_rows = S::rows / (4 * S::consumers), quads = (DK + 127) / 128; // of a warp; of a lane and row
+    constexpr int n = quads > 4 ? 2 : quads > 2 ? 4 : 16 / quads;                  // rows at a time
+    const int lane = (int) threadIdx.x % 32, dk = (int) a.p.q.ne[0], row0 = (int) threadIdx.x / 32 * n_rows;
+    const int own = row0 + lane % n_rows < b.n_rows ? row0 + lane % n_rows : b.n_rows - 1;
+    const uint64_t own_row = (uint64_t) d_attn_q_row(a, b, own); // of lane % n_rows
     int own_exponent = 0;
-    UNROLL for (int first = 0; first < 16; first += n) {
+    UNROLL for (int first = 0; first < n_rows; first += n) {
         float4 v[n][quads];
         UNROLL for (int i = 0; i < n; ++i) {
             const unsigned long long x = __shfl_sync(0xffffffffu, (unsigned long long) own_row, first + i);
@@ -22764,10 +22760,10 @@ static inline __device__ void d_attn_wg_put_q(const d_attn_mma & a, const d_attn
             char * to = ring.q_rows + row0 * 128;
             constexpr int end = (DK + 63) / 64 * 64, panel = S::q_panel_bytes;
             const int exponent = d_attn_wg_put_row<S::is_bf16, PARTS>(v[i], to, first + i, end, panel, S::q_bytes);
-            own_exponent = lane % 16 == first + i ? exponent : own_exponent;
+            own_exponent = lane % n_rows == first + i ? exponent : own_exponent;
         }
     }
-    if (lane < 16) {
+    if (lane < n_rows) {
         const float slope = d_slope(a.p.max_bias, a.y_heads, d_attn_head(a, b, own));
         ring.all->unit[row0 + lane] = a.scale * __uint_as_float((uint32_t) (127 + own_exponent) << 23);
         ring.all->slope[row0 + lane] = ATTN_LOG2E * fmaxf(slope, ATTN_WG_LEAST_SLOPE);
@@ -22787,9 +22783,10 @@ static inline __device__ void d_attn_wg_scores(float (&s)[S::positions / 2], uin
         }
     }
 }
-// o += w v for 64 rows and the positions of a stage.
-template <typename S, typename T, int DV>
-static inline __device__ void d_attn_wg_values(float (&o)[DV / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
+// o += w v
+template <typename S, typename T>
+static inline __device__ void d_attn_wg_values(
+    float (&o)[S::width / 2], const uint32_t (&w)[S::positions / 4], uint32_t v) {
     const uint64_t b = d_desc_mn_128(v, S::panel_bytes);
     UNROLL for (int i = 0; i < S::positions / 16; ++i) { d_wgmma_rs<true>(T(), o, w + 4 * i, b + 128 * i, 1); }
 }
@@ -22834,10 +22831,11 @@ static inline __device__ void d_attn_wg_soften(float (&s)[H], d_attn_wg_rows & s
 // tanh with an error of 2e-7, without a call, which would move registers in use by wgmma.
 static inline __device__ float d_attn_wg_tanh(float x) { return 1.0f - __fdividef(2.0f, d_exp2(2.0f * ATTN_LOG2E * x) + 1.0f); }
 
-// Converts scores of a tile to units of a bias and adds the bias. bias: address of this lane's first position, without
-// swizzle; NULL: 0.
+// Scores of POSITIONS become such in units of a bias, to which it is added. bias: of the lane's first position, without
+// its swizzle.
+template <int POSITIONS>
 static inline __device__ void d_attn_wg_mask(float * s, const float (&ratio)[2], const char * bias, int swizzle) {
-    UNROLL for (int i = 0; i < 8; ++i) {
+    UNROLL for (int i = 0; i < POSITIONS / 8; ++i) {
         UNROLL for (int r = 0; r < 2; ++r) {
             const uint32_t w = *(const uint32_t *) (bias + ((i ^ swizzle) * 16) + r * 1024);
             UNROLL for (int e = 0; e < 2; ++e) {
@@ -22849,9 +22847,10 @@ static inline __device__ void d_attn_wg_mask(float * s, const float (&ratio)[2],
     }
 }
 
-// Writes this lane's rows of the result, or of a partial result with its sums.
-template <int DV>
-static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_attn_wg_rows & st, const d_attn_mma & a, const d_attn_block & b, int row0, int split) {
+// Writes this lane's rows of the result, elements d0 .. d0 + WIDTH - 1; or of a partial one, with sums where d0 is 0.
+template <int WIDTH>
+static inline __device__ void d_attn_wg_store(const float (&o)[WIDTH / 2], const d_attn_wg_rows & st,
+    const d_attn_mma & a, const d_attn_block & b, int row0, int d0, int split) {
     const int lane = (int) threadIdx.x % 32, t = lane % 4, dv = a.dv, own = row0 + lane / 4 + 8 * (t % 2); // a lane finds the scale of one row
     const int64_t n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
     const float own_max = t % 2 == 0 ? st.max[0] : st.max[1], own_sum = t % 2 == 0 ? st.sum[0] : st.sum[1];
@@ -22859,7 +22858,7 @@ static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_
     float own_scale = 1.0f;
     if (a.parts == nullptr) {
         own_scale = d_attn_final_scale(a.p, d_attn_head(a, b, own < b.n_rows ? own : b.n_rows - 1), own_max, own_sum);
-    } else if (own < b.n_rows && t < 2) {
+    } else if (own < b.n_rows && t < 2 && d0 == 0) {
         d_attn_put_sums(a, own_out, split, n_rows, own_max, own_sum);
     }
     __syncwarp();
@@ -22867,29 +22866,38 @@ static inline __device__ void d_attn_wg_store(const float (&o)[DV / 2], const d_
         const float scale = __shfl_sync(0xffffffffu, own_scale, lane / 4 * 4 + r);
         const int64_t out = (int64_t) __shfl_sync(0xffffffffu, (long long) own_out, lane / 4 * 4 + r);
         if (row0 + 8 * r + lane / 4 >= b.n_rows) { continue; }
-        float * y = d_attn_out_at(a, out, split, n_rows) + 2 * t;
-        UNROLL for (int j = 0; j < DV / 8; ++j) {
-            if (8 * j < dv) { *(float2 *) (y + 8 * j) = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale); }
+        float * y = d_attn_out_at(a, out, split, n_rows) + d0 + 2 * t;
+        UNROLL for (int j = 0; j < WIDTH / 8; ++j) {
+            const float2 two = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale);
+            if (d0 + 8 * j < dv) { *(float2 *) (y + 8 * j) = two; }
         }
     }
 }
 
-// Consumer warpgroup: 64 rows of each item.
-template <typename S, typename T, int DK, int DV, int PARTS>
+// q of an item is in shared memory, or may be replaced: barrier of the warpgroups that read it.
+template <typename S> static inline __device__ void d_attn_wg_sync_q(int group) {
+    d_named_sync(S::shares_rows ? 1 : 1 + group, S::shares_rows ? 256 : 128);
+}
+
+// A consumer warpgroup: 64 rows of each item.
+template <typename S, typename T, int DK, int PARTS>
 static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
     constexpr bool is_bf16 = S::is_bf16;
-    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, row0 = (int) threadIdx.x / 32 * 16;
+    const int lane = (int) threadIdx.x % 32, group = (int) threadIdx.x / 128, warp = (int) threadIdx.x / 32;
+    const int row0 = (S::shares_rows ? warp % 4 : warp) * 16;
+    const int part = S::shares_rows ? group : 0; // of v
     d_pipeline_state<S::stages> k_at = { 0, 0 }, v_at = { 0, 0 };
     d_pipeline_state<S::bias_stages> bias_at = { 0, 0 };
     if (group == 1) { d_named_arrive(3, 256); }
     for (int round = 0, item; (item = d_attn_wg_next(a, round)) >= 0;) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, S::rows, split);
-        d_attn_wg_put_q<S, DK, PARTS>(a, b, ring, row0);
+        if (S::shares_rows) { d_attn_wg_sync_q<S>(group); } // q of the item before has been read
+        d_attn_wg_put_q<S, DK, PARTS>(a, b, ring);
         d_fence_async();
-        d_named_sync(1 + group, 128);
+        d_attn_wg_sync_q<S>(group);
         d_attn_wg_rows st;
-        float o[DV / 2], s[S::positions / 2], factor[2];
+        float o[S::width / 2], s[S::positions / 2], factor[2];
         uint32_t w[S::positions / 4];
         int code[S::tiles] = {}; // codes of the stage whose scores are being computed
         UNROLL for (int r = 0; r < 2; ++r) {
@@ -22898,7 +22906,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             st.unit[r] = ring.all->unit[row0 + 8 * r + lane / 4];
             st.slope[r] = ring.all->slope[row0 + 8 * r + lane / 4];
         }
-        UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] = 0.0f; }
+        UNROLL for (int i = 0; i < S::width / 2; ++i) { o[i] = 0.0f; }
         auto is_full = [&]() {
             int all = code[0];
             UNROLL for (int i = 1; i < S::tiles; ++i) { all &= code[i]; }
@@ -22908,7 +22916,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
         auto begin = [&]() {
             UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[k_at.index][i]; }
             d_wgmma_fence();
-            d_attn_wg_scores<S, T, DK>(s, ring.q + group * (64 * 128), ring.k + k_at.index * S::k_bytes, PARTS);
+            const uint32_t q = ring.q + (S::shares_rows ? 0 : group) * (64 * 128);
+            d_attn_wg_scores<S, T, DK>(s, q, ring.k + k_at.index * S::k_bytes, PARTS);
             d_wgmma_commit();
         };
         // starts the values of the stage whose weights are in w
@@ -22916,7 +22925,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             d_mbarrier_wait(ring.v_full + 8 * v_at.index, v_at.phase);
             if (!is_clean) { d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase); }
             d_wgmma_fence();
-            d_attn_wg_values<S, T, DV>(o, w, ring.v + v_at.index * S::v_bytes);
+            d_attn_wg_values<S, T>(o, w, ring.v + v_at.index * S::v_bytes + part * (S::v_bytes / 2));
         };
         auto finish = [&]() { // turns scores into weights
             float unit[2] = { st.unit[0], st.unit[1] };
@@ -22931,9 +22940,9 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
                 UNROLL for (int i = 0; i < S::tiles; ++i) {
                     if ((code[i] & ATTN_WG_FULL) == 0) {
                         const char * bias = ring.bias_rows + bias_at.index * S::bias_bytes + i * S::bias_tile_bytes + (row0 + lane / 4) * 128 + lane % 4 * 4;
-                        d_attn_wg_mask(s + 32 * i, ratio, bias, lane / 4);
+                        d_attn_wg_mask<S::tile_positions>(s + 32 * i, ratio, bias, lane / 4);
                     } else {
-                        UNROLL for (int k = 32 * i; k < 32 * i + 32; ++k) { s[k] *= ratio[k / 2 % 2]; }
+                        UNROLL for (int k = 0; k < S::tile_positions / 2; ++k) { s[32 * i + k] *= ratio[k / 2 % 2]; }
                     }
                 }
                 if (is_mixed) {
@@ -22976,7 +22985,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             d_wgmma_wait<0>();
             d_wgmma_read(o);
             if (has_values) { free_v(); }
-            UNROLL for (int i = 0; i < DV / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
+            UNROLL for (int i = 0; i < S::width / 2; ++i) { o[i] *= factor[i / 2 % 2]; }
             UNROLL for (int i = 0; i < S::positions / 4; ++i) { w[i] = d_attn_pair<is_bf16>(s[2 * i], s[2 * i + 1]); }
             has_values = true;
         }
@@ -22989,7 +22998,7 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             st.sum[r] += __shfl_xor_sync(0xffffffffu, st.sum[r], 1);
             st.sum[r] += __shfl_xor_sync(0xffffffffu, st.sum[r], 2);
         }
-        d_attn_wg_store<DV>(o, st, a, b, row0, split);
+        d_attn_wg_store<S::width>(o, st, a, b, row0, part * S::width, split);
     }
     if (group == 0) { d_named_sync(3, 256); }
 }
@@ -23051,7 +23060,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
         }
     } else {
         d_setmaxnreg_inc<S::consumer_registers>();
-        d_attn_wg_compute<S, T, DK, DV, PARTS>(a, ring);
+        d_attn_wg_compute<S, T, DK, PARTS>(a, ring);
     }
 #else
     (void) a, (void) k_map, (void) v_map;
@@ -23755,6 +23764,8 @@ template <int LANES, int PARTS, int DEPTH> static __global__ void __launch_bound
 }
 
 // ---- the choice of a path ----
+#define ATTN_FEW_ROWS 32 // SPLIT reads k and v once for these rows
+
 static int attn_kind(gcuda_type type) { // -1: a type that these kernels do not decode
     switch (type) {
         case GCUDA_TYPE_F16: return ATTN_F16;
@@ -23772,6 +23783,11 @@ static bool attn_is_decoded(gcuda_type type) { return attn_kind(type) >= 0 || at
 // SPLIT and ROWS: up to 256 elements of types that they decode.
 static bool attn_is_short(const gcuda_flash_attn_case & c) {
     return c.dk <= 256 && c.dv <= 256 && attn_kind(c.k_type) >= 0 && attn_kind(c.v_type) >= 0;
+}
+// WGMMA, and ROWS up to 256 elements, without conversion.
+static bool attn_is_half(gcuda_type type) { return type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16; }
+static bool attn_has_many(const gcuda_flash_attn_case & c) {
+    return attn_is_half(c.k_type) && attn_is_half(c.v_type) && c.n_rows > ATTN_FEW_ROWS;
 }
 // Codes of k are exact in F16, their scales are F32 factors of the scores. Values of v are scale times code, which F16 rounds.
 static bool attn_can_split(const gcuda_flash_attn_case & c) {
@@ -23797,10 +23813,9 @@ enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct gcuda_flash_attn
     if (c->capability < 750 || !c->is_aligned || (!pays && !(attn_is_decoded(c->k_type) && attn_is_decoded(c->v_type)))) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->dk % 8 != 0 || c->dv % 8 != 0 || c->dk < 8 || c->dv < 8 || c->dk > 640 || c->dv > ATTN_MAX_ELEMENTS) { return GCUDA_FLASH_ATTN_PLAIN; }
     if (c->capability < 800 && (c->k_type == GCUDA_TYPE_BF16 || c->v_type == GCUDA_TYPE_BF16)) { return GCUDA_FLASH_ATTN_PLAIN; }
-    const bool has_codes = attn_is_codes(c->k_type) || attn_is_codes(c->v_type), is_short = attn_is_short(*c);
     if (pays) { return c->fits_wgmma ? GCUDA_FLASH_ATTN_WGMMA : GCUDA_FLASH_ATTN_ROWS; }
-    if (is_short && !has_codes && c->n_rows > 32 && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
-    if (is_short && !has_codes && c->n_rows > 32 && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
+    if (attn_has_many(*c) && c->fits_wgmma) { return GCUDA_FLASH_ATTN_WGMMA; }
+    if (attn_has_many(*c) && attn_is_short(*c) && c->fits_rows) { return GCUDA_FLASH_ATTN_ROWS; }
     if (attn_can_split(*c)) { return GCUDA_FLASH_ATTN_SPLIT; }
     return attn_can_elements(*c) ? GCUDA_FLASH_ATTN_ELEMENTS : GCUDA_FLASH_ATTN_PLAIN;
 }
@@ -23963,27 +23978,32 @@ static void attn_set_element_sides(const gcuda_flash_attn_ext_args & p, d_attn_e
 #define ATTN_WG_SECTION (16 << 20) // bytes of k and v of a section; L2 has 50 MiB
 // Smallest head size of the kernels of path WGMMA that fits k and v of p; 0: none.
 static int attn_wg_size(const gcuda_flash_attn_ext_args & p) {
-    static const int sizes[] = { 64, 80, 96, 128, 256 };
-    const int64_t d = p.k.ne[0] > p.v.ne[0] ? p.k.ne[0] : p.v.ne[0];
-    for (int size : sizes) {
-        if (d <= size) { return size; }
+    static const struct { int dk, dv; } sizes[] = { { 64, 64 }, { 80, 80 }, { 96, 96 }, { 128, 128 }, { 256, 256 },
+        { 320, 256 }, { 512, 512 }, { 576, 512 } };
+    for (const auto & size : sizes) {
+        if (p.k.ne[0] <= size.dk && p.v.ne[0] <= size.dv) { return size.dk; }
     }
     return 0;
 }
-// Calls f(kernel, shape) for type and size, if that kernel exists.
-template <typename T, int D, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) { return f(k_attn_wg<T, D, D, PARTS>, d_attn_wg_shape<T, D, D, PARTS>()); }
+// f(kernel, shape) of type and size, where there is one.
+template <typename T, int DK, int DV, int PARTS, typename F> static gcuda_status attn_with_wg_of(F f) {
+    return f(k_attn_wg<T, DK, DV, PARTS>, d_attn_wg_shape<T, DK, DV, PARTS>());
+}
 template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size, F f) {
     if (type == GCUDA_TYPE_BF16) {
-        return size == 64    ? attn_with_wg_of<__nv_bfloat16, 64, 2>(f)
-               : size == 128 ? attn_with_wg_of<__nv_bfloat16, 128, 2>(f)
+        return size == 64    ? attn_with_wg_of<__nv_bfloat16, 64, 64, 2>(f)
+               : size == 128 ? attn_with_wg_of<__nv_bfloat16, 128, 128, 2>(f)
                              : GCUDA_STATUS_UNSUPPORTED;
     }
     switch (size) {
-        case 64: return attn_with_wg_of<__half, 64, 1>(f);
-        case 80: return attn_with_wg_of<__half, 80, 1>(f);
-        case 96: return attn_with_wg_of<__half, 96, 1>(f);
-        case 128: return attn_with_wg_of<__half, 128, 1>(f);
-        case 256: return attn_with_wg_of<__half, 256, 1>(f);
+        case 64: return attn_with_wg_of<__half, 64, 64, 1>(f);
+        case 80: return attn_with_wg_of<__half, 80, 80, 1>(f);
+        case 96: return attn_with_wg_of<__half, 96, 96, 1>(f);
+        case 128: return attn_with_wg_of<__half, 128, 128, 1>(f);
+        case 256: return attn_with_wg_of<__half, 256, 256, 1>(f);
+        case 320: return attn_with_wg_of<__half, 320, 256, 1>(f);
+        case 512: return attn_with_wg_of<__half, 512, 512, 1>(f);
+        case 576: return attn_with_wg_of<__half, 576, 512, 1>(f);
         default: return GCUDA_STATUS_UNSUPPORTED;
     }
 }
@@ -24059,6 +24079,7 @@ static bool attn_set_wg(const gcuda_flash_attn_ext_args & p, d_attn_mma & a, att
     const gcuda_status st = attn_with_wg(p.k.type, size, [&](auto kernel, auto shape) {
         w.n_warps = shape.threads / 32;
         w.block_rows = shape.rows;
+        w.n_positions = shape.tile_positions;
         w.n_bytes = shape.shared_bytes;
         // without code for 9.0a a kernel has no static shared memory
         return asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.sharedSizeBytes > 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED;
@@ -24090,14 +24111,14 @@ static size_t attn_rounded_bytes(int64_t n) { return ((size_t) n + 255) & ~(size
 
 // Whether a path supports a case that some tensor-core path supports.
 static bool attn_can(const gcuda_flash_attn_case & c, gcuda_flash_attn_path path) {
-    const bool has_codes = attn_is_codes(c.k_type) || attn_is_codes(c.v_type), is_short = attn_is_short(c);
-    gcuda_flash_attn_case many = c; // with enough rows and positions for conversion to pay
+    const bool is_half = attn_is_half(c.k_type) && attn_is_half(c.v_type);
+    gcuda_flash_attn_case many = c; // of as many rows and positions that conversion pays
     many.n_rows = INT64_MAX;
     many.n_kv = c.n_kv > 0 ? INT64_MAX : 0;
     if (gcuda_flash_attn_choose(&many) == GCUDA_FLASH_ATTN_PLAIN) { return false; }
     return path == GCUDA_FLASH_ATTN_SPLIT  ? attn_can_split(c)
-           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && ((is_short && !has_codes) || attn_can_convert(c))
-           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && ((is_short && !has_codes) || attn_can_convert(c))
+           : path == GCUDA_FLASH_ATTN_ROWS ? c.fits_rows && ((is_half && attn_is_short(c)) || attn_can_convert(c))
+           : path == GCUDA_FLASH_ATTN_WGMMA ? c.fits_wgmma && (is_half || attn_can_convert(c))
                                             : attn_can_elements(c);
 }
 
@@ -24422,7 +24443,7 @@ template <bool HAS_CODES> static gcuda_status attn_launch_split(const attn_plan 
 }
 
 static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
-    const uint32_t box[4] = { 64, ATTN_TILE, 1, 1 };
+    const uint32_t box[4] = { 64, (uint32_t) x.w.n_positions, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
     d_tensor_map k, v;
     if (encode == nullptr || !tensor_map_of(encode, x.a.p.k, box, &k) || !tensor_map_of(encode, x.a.p.v, box, &v)) { return device_lacks(); }
@@ -24622,7 +24643,6 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
     attn_plan x = attn_plan_of(*args);
     const uint2 * const none[2] = { nullptr, nullptr };
     if (x.path == GCUDA_FLASH_ATTN_PLAIN) { return attn_launch_plain(*args, x, none, stream); }
-    x.a.may_prefetch = gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE;
     if (x.has_classes) { x.a.classes = (const uint2 *) (x.class_bytes > 0 ? args->scratch : args->mask_classes); }
     if (x.class_bytes > 0) {
         const gcuda_status st = attn_launch_classes(x, (uint2 *) args->scratch, stream);

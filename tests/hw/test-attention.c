@@ -1073,6 +1073,53 @@ TEST(wgmma) { // sizes of kernels and between them, every kind of mask, odd numb
     }
 }
 
+TEST(wgmma_long) { // DK or DV above 256: blocks of 64 rows, stages of half a tile; v in k and apart, several items
+    static const struct { int64_t dk, dv; int block_rows; } sizes[] = { { 512, 512, 64 }, { 576, 512, 64 },
+        { 320, 256, 128 }, { 576, 256, 64 }, { 320, 264, 64 }, { 72, 392, 64 }, { 520, 8, 64 } };
+    static const int64_t tokens[] = { 40, SIZE(130, 70), 35, SIZE(300, 50) };
+    static const int64_t positions[] = { 64, 129, 334, SIZE(1000, 250), 2, 192, 33 };
+    if (!has_wgmma()) {
+        test_skip("kernels are not compiled for 9.0a");
+        return;
+    }
+    for (int i = 0; i < SIZE(140, 28); ++i) {
+        const int s = i % (int) N_OF(sizes), mask = i / 2 % N_MASKS;
+        int64_t n_kv = positions[(i + i / 7) % 7];
+        if (mask != MASK_NONE) { n_kv += n_kv % 2; }
+        const int64_t n_groups = 1 + i % 2, group = 1 + i / 2 % 3, n_tokens = tokens[i / 5 % 4];
+        struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, sizes[s].dk, sizes[s].dv, n_groups, group,
+            n_tokens, n_kv, (enum mask_kind) mask);
+        struct attention x;
+        c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
+        vary_case(&c, i);
+        c.layout = c.dk >= c.dv && i % 3 != 0 ? V_IN_K : (enum layout) (i % 3);
+        if (i % 14 == 11) { // v has a content of its own, a sink would leave nothing of a row
+            c.content = BIG_LOGITS;
+            c.layout = PADDED;
+            c.has_sinks = false;
+        }
+        attention_begin(&x, &c, "wgmma_long");
+        choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
+        const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
+        CHECK_MSG(plan.path == GCUDA_FLASH_ATTN_WGMMA && plan.block_rows == sizes[s].block_rows, "path %d, %d rows",
+            (int) plan.path, plan.block_rows);
+        attention_end(&x);
+        run_case("wgmma_long", &c, i % 4 == 0, i % 7 == 0 ? 3 : 1);
+    }
+}
+
+TEST(slices_of_long) { // blocks of 64 rows
+    struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, 512, 512, 1, 2, 70, SIZE(733, 201), MASK_NONE);
+    struct attention x;
+    if (!has_wgmma()) {
+        test_skip("kernels are not compiled for 9.0a");
+        return;
+    }
+    attention_begin(&x, &c, "slices_of_long");
+    run_slices(&x, GCUDA_FLASH_ATTN_WGMMA, 64);
+    attention_end(&x);
+}
+
 TEST(latent) { // v in k, blocks of 16 rows: every kind of mask, odd numbers of tiles, several items a block, odd sizes
     static const int64_t sizes[][2] = { { 576, 512 }, { 320, 320 }, { 264, 8 }, { 640, 512 }, { 512, 456 }, { 448, 256 } };
     static const int64_t positions[] = { 5000, 1, 64, 129, 1000, 334, 63 }, rows_of[][2] = { { 16, 1 }, { 1, 16 }, { 5, 3 }, { 3, 1 }, { 8, 2 } };
@@ -1367,6 +1414,14 @@ TEST(choice_of_a_path) {
         { 900, BF16, BF16, 64, 64, 4096, 1, 1, 1, 1, 1, WGMMA },
         { 900, F16, F16, 128, 128, 32, 1, 1, 1, 1, 1, SPLIT }, // few rows are read once anyhow
         { 900, F16, F16, 128, 128, 33, 0, 1, 1, 1, 1, PLAIN },
+        { 900, F16, F16, 512, 512, 33, 1, 1, 1, 1, 1, WGMMA },
+        { 900, F16, F16, 576, 512, 4096, 1, 0, 0, 1, 1, WGMMA },
+        { 900, F16, F16, 576, 512, 4096, 1, 0, 0, 1, 0, ELEMENTS },
+        { 900, F16, F16, 320, 256, 33, 1, 1, 1, 1, 1, WGMMA },
+        { 900, F16, F16, 576, 512, 32, 1, 1, 1, 1, 1, ELEMENTS },
+        { 900, F16, F16, 512, 520, 33, 1, 1, 1, 1, 1, PLAIN },
+        { 900, Q8, Q8, 512, 512, 4096, 1, 1, 1, 1, 1, ELEMENTS }, // nothing is converted
+        { 900, F16, Q8, 576, 512, 4096, 1, 1, 1, 1, 1, ELEMENTS },
     };
     for (int64_t i = 0; i < N_OF(rows); ++i) {
         struct gcuda_flash_attn_case c;

@@ -319,7 +319,7 @@ class Variant:
         for program in ("test-warp-groups", "test-conv"):
             self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
         part = [] if level == "full" else ["--part", f"{self.turn(2)}/2"]
-        for cases in ("wgmma", "latent"):
+        for cases in ("wgmma", "latent", "slices_of_long"):
             self.test("test-attention", "--filter", cases, *part, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
 
     def seeds(self, n):
