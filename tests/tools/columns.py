@@ -874,22 +874,21 @@ class Columns:
             names = (names or []) + [w for w in rows.pop(0)[1].split() if w != "|"]
         if names is None or len(names) != n:
             return None
-        widths = [max(len(cells[c]) for kind, cells in rows if kind == "row") + 1 for c in range(n)]
-        widths = [max(w, len(name)) for w, name in zip(widths, names)]
-        n_lines = 1
-        while True:  # as few lines as hold the columns, about equally long
-            cuts, most = [0], (sum(widths) + n) / n_lines
-            for c in range(n):
-                if c > cuts[-1] and sum(widths[cuts[-1]:c + 1]) + c - cuts[-1] > most and len(cuts) < n_lines:
-                    cuts.append(c)
-            cuts.append(n)
-            if all(sum(widths[a:b]) + b - a + 9 <= LIMIT - 2 for a, b in zip(cuts, cuts[1:])):
-                break
-            n_lines += 1
+        cells_only = [max(len(cells[c]) for kind, cells in rows if kind == "row") + 1 for c in range(n)]
+        widths = [max(w, len(name)) for w, name in zip(cells_only, names)]
+        cuts = self.table_cuts(widths)
+        if len(self.table_cuts(cells_only)) < len(cuts):  # names that are wider than their columns need more lines in the head alone
+            widths, cuts = cells_only, self.table_cuts(cells_only)
         out = [self.lines[i][:-1].rstrip()]
         for k, (a, b) in enumerate(zip(cuts, cuts[1:])):
-            text = " ".join(name.ljust(widths[c]) for c, name in zip(range(a, b), names[a:b])).rstrip()
-            out.append("    /* " + ("     " + text if k else names[0].ljust(widths[0] - 1) + text[widths[0]:]) + " */")
+            at, heads = 6 if k == 0 else 12, []
+            for c in range(a, b):  # on the first line on which it ends before the next begins
+                place = max(at, 7)
+                line = next((h for h in range(len(heads)) if len(heads[h]) < place), len(heads))
+                heads += [""] * (line + 1 - len(heads))
+                heads[line] = heads[line].ljust(place) + names[c]
+                at += widths[c] + 1
+            out += ["    /* " + head[7:] + " */" for head in heads]
         for kind, cells in rows:
             if kind == "note":
                 out.append("    /* " + cells + " */")
@@ -899,6 +898,20 @@ class Columns:
                 out.append(("    X(" if k == 0 else "            ") + text)
         width = max(len(line) for line in out[:-1])
         return [line.ljust(width) + " \\" for line in out[:-1]] + [out[-1]]
+
+    @staticmethod
+    def table_cuts(widths):
+        """First columns of the lines of a row, and the number of columns: as few lines as hold them, about equally long."""
+        n, n_lines = len(widths), 1
+        while True:
+            cuts, most = [0], (sum(widths) + n) / n_lines
+            for c in range(n):
+                if c > cuts[-1] and sum(widths[cuts[-1]:c + 1]) + c - cuts[-1] > most and len(cuts) < n_lines:
+                    cuts.append(c)
+            cuts.append(n)
+            if all(sum(widths[a:b]) + b - a + (5 if a == 0 else 11) <= LIMIT - 2 for a, b in zip(cuts, cuts[1:])):
+                return cuts
+            n_lines += 1
 
     def define(self, k):
         """The first line of a macro: its name and parameters, then the body."""
