@@ -47,6 +47,7 @@ class Token:
         self.is_block = False  # { of a block, of a lambda or of a struct, not of values; its } likewise
         self.is_angle = False  # < or > of a template
         self.is_call = False   # ( after a name
+        self.has_statement = False  # { with a statement in it: values in a macro have none
 
 
 def lex(text):
@@ -117,7 +118,7 @@ class Source:
                     is_directive, outer, stack = True, stack, []
                     self.kind[line] = "directive"
                 token = Token(kind, t, blanks, line)
-                previous = self.bracket(stack, token, previous)
+                previous = self.bracket(stack, token, previous, is_directive)
                 self.code[line].append(token)
                 blanks = ""
                 if "\n" in t:
@@ -126,7 +127,7 @@ class Source:
                     line, start = line + t.count("\n"), at + t.rindex("\n") + 1
 
     @staticmethod
-    def bracket(stack, token, previous):
+    def bracket(stack, token, previous, is_directive):
         t = token.text
         if token.kind == "sign" and t == "<" and previous is not None and previous.kind == "word":
             token.is_angle = token.before == "" or previous.text == "template"
@@ -141,13 +142,19 @@ class Source:
                 stack.pop().is_angle = False
             if stack:
                 token.opener = stack.pop()
+                if not token.opener.has_statement and t == "}" and token.opener is not previous:
+                    token.opener.is_block = token.opener.is_block and not is_directive
                 token.is_block = token.opener.is_block
+                if token.is_block and stack:
+                    stack[-1].has_statement = True
         elif token.kind == "sign" and t in (">", ">>") and stack and stack[-1].is_angle:
             for _ in t:
                 if stack and stack[-1].is_angle:
                     token.is_angle = True
                     stack.pop()
         elif token.kind == "sign" and (t in (";", "&&", "||") or t in ASSIGN):
+            if stack and t == ";":
+                stack[-1].has_statement = True
             if t != "=":
                 while stack and stack[-1].is_angle:
                     stack.pop().is_angle = False
@@ -336,7 +343,7 @@ def candidates(tokens):
             before = tokens[i - 2] if i > 1 else None
             if p.text == "(" and before is not None and before.text in ("if", "while", "for", "switch", "sizeof"):
                 continue
-            cost = (BREAKS[p.text] if p.text == "{" or p.is_call else 90) + (60 if d > 1 else 0)
+            cost = (BREAKS[p.text] if p.text == "{" or p.is_call else 90) + (200 if d > 1 else 0)
         elif p.kind == "sign" and p.text in ASSIGN:
             if t.text in ("{", ";", ")", ","):
                 continue
@@ -816,10 +823,10 @@ class Columns:
             if table is not None:
                 self.out += table
                 return end + 1
-        columns = {len(line) for line in self.lines[i:end] if not line.endswith("( \\")}
-        is_aligned = end > i + 1 and len(columns) == 1
-        bodies = []
-        for k in range(i, end + 1):
+        is_aligned = end > i + 1 and any(line.endswith("  \\") for line in self.lines[i:end])
+        bodies, k = [], i - 1
+        while k < end:
+            k += 1
             code = self.lines[k][:-1].rstrip() if k < end else self.lines[k]
             if len(code) <= LIMIT - 2 or s.tail[k] is not None or not s.code[k]:
                 bodies.append((code, k))
@@ -827,8 +834,9 @@ class Columns:
             if k == i:
                 bodies += [(row, k) for row in self.define(k)]
             else:
-                rows, _ = self.code_line(k, LIMIT - 2, False)
+                rows, n = self.code_line(k, LIMIT - 2, True)
                 bodies += [(" " * indent + render(tokens), k) for indent, tokens in rows]
+                k += n - 1
         widest = max(len(code) for code, _ in bodies[:-1]) if len(bodies) > 1 else 0
         for n, (code, k) in enumerate(bodies):
             if len(code) > LIMIT - (2 if n + 1 < len(bodies) else 0):
@@ -866,22 +874,21 @@ class Columns:
             names = (names or []) + [w for w in rows.pop(0)[1].split() if w != "|"]
         if names is None or len(names) != n:
             return None
-        widths = [max(len(cells[c]) for kind, cells in rows if kind == "row") + 1 for c in range(n)]
-        widths = [max(w, len(name)) for w, name in zip(widths, names)]
-        n_lines = 1
-        while True:  # as few lines as hold the columns, about equally long
-            cuts, most = [0], (sum(widths) + n) / n_lines
-            for c in range(n):
-                if c > cuts[-1] and sum(widths[cuts[-1]:c + 1]) + c - cuts[-1] > most and len(cuts) < n_lines:
-                    cuts.append(c)
-            cuts.append(n)
-            if all(sum(widths[a:b]) + b - a + 9 <= LIMIT - 2 for a, b in zip(cuts, cuts[1:])):
-                break
-            n_lines += 1
+        cells_only = [max(len(cells[c]) for kind, cells in rows if kind == "row") + 1 for c in range(n)]
+        widths = [max(w, len(name)) for w, name in zip(cells_only, names)]
+        cuts = self.table_cuts(widths)
+        if len(self.table_cuts(cells_only)) < len(cuts):  # names that are wider than their columns need more lines in the head alone
+            widths, cuts = cells_only, self.table_cuts(cells_only)
         out = [self.lines[i][:-1].rstrip()]
         for k, (a, b) in enumerate(zip(cuts, cuts[1:])):
-            text = " ".join(name.ljust(widths[c]) for c, name in zip(range(a, b), names[a:b])).rstrip()
-            out.append("    /* " + ("     " + text if k else names[0].ljust(widths[0] - 1) + text[widths[0]:]) + " */")
+            at, heads = 6 if k == 0 else 12, []
+            for c in range(a, b):  # on the first line on which it ends before the next begins
+                place = max(at, 7)
+                line = next((h for h in range(len(heads)) if len(heads[h]) < place), len(heads))
+                heads += [""] * (line + 1 - len(heads))
+                heads[line] = heads[line].ljust(place) + names[c]
+                at += widths[c] + 1
+            out += ["    /* " + head[7:] + " */" for head in heads]
         for kind, cells in rows:
             if kind == "note":
                 out.append("    /* " + cells + " */")
@@ -891,6 +898,20 @@ class Columns:
                 out.append(("    X(" if k == 0 else "            ") + text)
         width = max(len(line) for line in out[:-1])
         return [line.ljust(width) + " \\" for line in out[:-1]] + [out[-1]]
+
+    @staticmethod
+    def table_cuts(widths):
+        """First columns of the lines of a row, and the number of columns: as few lines as hold them, about equally long."""
+        n, n_lines = len(widths), 1
+        while True:
+            cuts, most = [0], (sum(widths) + n) / n_lines
+            for c in range(n):
+                if c > cuts[-1] and sum(widths[cuts[-1]:c + 1]) + c - cuts[-1] > most and len(cuts) < n_lines:
+                    cuts.append(c)
+            cuts.append(n)
+            if all(sum(widths[a:b]) + b - a + (5 if a == 0 else 11) <= LIMIT - 2 for a, b in zip(cuts, cuts[1:])):
+                return cuts
+            n_lines += 1
 
     def define(self, k):
         """The first line of a macro: its name and parameters, then the body."""
