@@ -1031,7 +1031,9 @@ enum gcuda_op {
 };
 
 // Layout of tensor.op_params by operation: 32-bit slots from the first one on, except VIEW and CUSTOM. Other slots
-// are 0. Constructors X
+// are 0. Constructors write them. Programs that walk or change graphs may read and write them (then gcuda_check_node).
+// The implementation accesses them as struct gcudai_NAME_params. prec: enum gcuda_prec; hint: enum gcuda_hint; low, high:
+// halves of 64 bits; p0, p1: padding, of PAD_REFLECT_1D before and after a row.
 // clang-format off
 #define GCUDA_OP_PARAMS(X)                                                                                           \
     /* name               fields                                                   operations */                     \

@@ -548,6 +548,72 @@ TEST(custom_operations_of_every_form) { // what the test before leaves out
     gcuda_free(ctx);
 }
 
+// Slots of op_params that programs know by number. expected: slot=value, other slots are 0; f: a float.
+static void check_slots(const struct gcuda_tensor * y, const char * expected) {
+    int32_t want[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)] = { 0 };
+    REQUIRE(y != NULL);
+    for (const char * s = expected; *s != '\0'; s += strspn(s, " ")) {
+        char * end;
+        const long slot = strtol(s, &end, 10);
+        const double value = strtod(end + 1, &end); // after =
+        const float f = (float) value;
+        if (*end == 'f') { memcpy(&want[slot], &f, sizeof f); } else { want[slot] = (int32_t) value; }
+        s = end + (*end == 'f');
+    }
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; ++i) { CHECK_EQ_I(y->op_params[i], want[i]); }
+}
+
+TEST(op_params_by_slot) {
+    struct gcuda_context * ctx = op_context();
+    const int sections[4] = { 1, 2, 1, 0 };
+    const int64_t ne[4] = { 8, 8, 2, 1 };
+    struct gcuda_tensor * a = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 8, 8, 2, 1);
+    struct gcuda_tensor * b = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 4, 4, 2, 1);
+    struct gcuda_tensor * heads = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 8, 2, 8, 1);
+    struct gcuda_tensor * k = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 2, 2);
+    struct gcuda_tensor * k3 = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1);
+    struct gcuda_tensor * mask = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 8, 8, 1, 1);
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 32);
+    check_slots(gcuda_view_1d(ctx, a, 4, 16), "0=16");
+    check_slots(gcuda_permute(ctx, a, 1, 0, 3, 2), "0=1 2=3 3=2");
+    check_slots(gcuda_set(ctx, a, b, 32, 256, 512, 4), "0=32 1=256 2=512 3=4");
+    check_slots(gcuda_set_inplace(ctx, a, b, 32, 256, 512, 4), "0=32 1=256 2=512 3=4 4=1");
+    check_slots(gcuda_pad_ext_circular(ctx, a, 1, 2, 3, 4, 0, 1, 0, 2), "0=1 1=2 2=3 3=4 5=1 7=2 8=1");
+    check_slots(gcuda_roll(ctx, a, 1, -2, 1, 0), "0=1 1=-2 2=1");
+    check_slots(gcuda_arange(ctx, 1.0f, 5.0f, 0.5f), "0=1f 1=5f 2=0.5f");
+    check_slots(gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU, true), "0=1 1=1");
+    check_slots(gcuda_swiglu_oai(ctx, a, a, 1.5f, 7.0f), "0=3 2=1.5f 3=7f");
+    check_slots(gcuda_scale_bias(ctx, a, 2.0f, 3.0f), "0=2f 1=3f");
+    check_slots(gcuda_group_norm(ctx, a, 2, 0.25f), "0=2 1=0.25f");
+    check_slots(gcuda_soft_max_ext(ctx, a, mask, 0.5f, 8.0f), "0=0.5f 1=8f");
+    check_slots(gcuda_rope_multi(ctx, heads, pos, NULL, 8, sections, GCUDA_ROPE_TYPE_MROPE, 64, 100.0f, 0.5f, 0.25f, 2.0f,
+                    32.0f, 4.0f),
+        "1=8 2=8 4=64 5=100f 6=0.5f 7=0.25f 8=2f 9=32f 10=4f 11=1 12=2 13=1");
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, a, a, a, mask, 0.5f, 8.0f, 30.0f);
+    CHECK_OK(gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32));
+    CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 5));
+    check_slots(y, "0=0.5f 1=8f 2=30f 3=10 4=5");
+    y = gcuda_mul_mat(ctx, mask, a);
+    CHECK_OK(gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32));
+    CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD));
+    y->op_params[1] -= (int32_t) GCUDA_HINT_SRC0_IS_HADAMARD;
+    check_slots(y, "0=10");
+    y = gcuda_im2col(ctx, k, a, 1, 2, 1, 0, 1, 2, true, GCUDA_TYPE_F32);
+    check_slots(y, "0=1 1=2 2=1 4=1 5=2 6=1");
+    check_slots(gcuda_im2col_back(ctx, y, k, ne, 1, 2, 1, 0, 1, 2, true), "0=1 1=2 2=1 4=1 5=2 6=1");
+    check_slots(gcuda_im2col_3d(ctx, k3, a, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, GCUDA_TYPE_F32),
+        "0=1 1=2 2=3 3=4 4=5 5=6 6=7 7=8 8=9 9=1");
+    y = gcuda_conv_2d_direct(ctx, k, a, 2, 1, 0, 1, 1, 2);
+    CHECK_OK(gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32));
+    check_slots(y, "0=2 1=1 3=1 4=1 5=2 7=10");
+    y = gcuda_conv_transpose_2d_p0(ctx, k, b, 3);
+    CHECK_OK(gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32));
+    check_slots(y, "0=3 7=10");
+    check_slots(gcuda_pool_2d(ctx, a, GCUDA_OP_POOL_AVG, 2, 3, 1, 2, 0.5f, 1.25f), "0=1 1=2 2=3 3=1 4=2 6=1 7=0.5f 8=0.25f");
+    CHECK(gcuda_context_error(ctx)[0] == '\0');
+    gcuda_free(ctx);
+}
+
 static bool same_node(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
     return a != NULL && b != NULL && a->op == b->op && a->type == b->type && gcuda_are_same_shape(a, b)
         && (a->view_src == NULL) == (b->view_src == NULL) && memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
