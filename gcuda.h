@@ -122,6 +122,8 @@ EMBEDDING IN AN ENGINE
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
     Several GPUs:  gcuda_backend_cuda_split_buffer_type distributes the rows of weights and experts over devices. Copies
                    between devices use peer access if a probe shows that it works. See >>cuda.
+    Training:      gcuda_build_backward_expand, then gcuda_opt_step_adamw or _sgd: examples/digits.c. See >>autodiff.
+    Kernels alone: gcuda_launch_rms_norm and the others, on device pointers, without graphs. See the end of >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
     Environment:   gcuda_use_environment(false) before any other call: GCUDA_... variables have no effect.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
@@ -315,27 +317,53 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_NO_CONV         convolution, pooling, upscale
 //   GCUDA_KERNEL_NO_RECURRENT    ssm, rwkv, gated_linear_attn
 //
-// Environment variables. A parameter that is set overrides its variable.
+// Environment variables, and the parameter that overrides each. gcuda_use_environment(false) before any other call, and
+// again after gcuda_shutdown, ignores them; GCUDA_NO_ENV compiles that in. "Defined" means with any value.
 //
-//   GCUDA_CHECK_MEMORY                gcuda_gallocr_set_check of each new allocator and scheduler
-//   GCUDA_CPU_ISA                     gcuda_cpu_set_isa: the best instruction set that the CPU kernels may use
+// Read by each new allocator and scheduler:
+//   GCUDA_CHECK_MEMORY                gcuda_gallocr_set_check, gcuda_backend_sched_set_check
+//       1: memory is filled with NaN before it is written and after its last reader; a node that reads it is named
+// Read once, with the first graph or conversion of rows, and again after gcuda_shutdown:
+//   GCUDA_CPU_ISA                     gcuda_cpu_set_isa
+//       scalar, neon, dotprod, avx2, avx512, avx512vnni: the best instruction set that the CPU kernels may use
+// Read by each new CUDA backend:
 //   GCUDA_CUDA_CUBLAS_COMPUTE_TYPE    gcuda_cuda_params.full_precision
-//   GCUDA_CUDA_DEVICES                gcuda_cuda_device_params.n_devices
-//   GCUDA_CUDA_DISABLE_FUSION         gcuda_cuda_params.fusion
+//       32f: what goes to cuBLAS, and float weights with few columns, is rounded neither to TF32 nor to 16 bits. Sums
+//       are in F32 always: there is no 16f
+//   GCUDA_CUDA_DISABLE_FUSION         gcuda_cuda_params.fusion; for one graph gcuda_graph_set_fusion
+//       defined: every node is launched separately
 //   GCUDA_CUDA_DISABLE_GRAPHS         gcuda_cuda_params.graphs
-//   GCUDA_CUDA_ENABLE_UNIFIED_MEMORY  gcuda_cuda_memory_params.unified
+//       defined: no CUDA graphs
 //   GCUDA_CUDA_GRAPH_OPT              gcuda_cuda_params.concurrency
-//   GCUDA_CUDA_NO_PINNED              gcuda_cuda_memory_params.page_locked
+//       1: independent branches of a graph run on separate streams
 //   GCUDA_CUDA_P2P                    gcuda_cuda_params.peer
+//       defined: peer access also for backends on a stream of the caller's
 //   GCUDA_CUDA_PDL                    gcuda_cuda_params.overlap
+//       0: no kernel of a plan starts before the previous one has ended (from 9.0 on they may)
 //   GCUDA_CUDA_PRODUCT                gcuda_cuda_params.product
+//       for experiments: own, tile, vector, warp_groups, cublas, converted, halves, gemm or (mul_mat_id only) bytes: the
+//       path of every mul_mat that can take it. Other names fail the backend
+// Read by each allocation of memory:
+//   GCUDA_CUDA_NO_PINNED              gcuda_cuda_memory_params.page_locked
+//       defined: ordinary host memory instead of page-locked
+//   GCUDA_CUDA_ENABLE_UNIFIED_MEMORY  gcuda_cuda_memory_params.unified
+//       defined: device memory is managed, and may exceed the device's; also read by gcuda_backend_dev_memory
+// Read by each call or question:
 //   GCUDA_CUDA_REGISTER_HOST          gcuda_backend_register_host_buffer_t
-//   GCUDA_LOG                         gcuda_log_set: debug, info, warn or error prints lines of that level and above to
-//                                     stderr while no callback is set; none: no lines; another word: all. debug also
-//                                     says why nodes that nearly fit a fusion pattern of CUDA are not fused
+//       defined: that function, found by its name, page-locks memory, as gcuda_backend_cuda_register_host_buffer does
+//   GCUDA_LOG                         gcuda_log_set
+//       debug, info, warn or error: lines of that level and above on stderr while no callback is set; none: no lines;
+//       another word: all. debug also says why nodes that nearly fit a fusion pattern of CUDA are not fused
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
+//       columns or rows from which a CUDA device takes operations whose weights are in host memory; 32
+// Read when devices are enumerated:
+//   GCUDA_CUDA_DEVICES                gcuda_cuda_device_params.n_devices
+//       number of devices, up to 16, assigned round robin to the existing ones: tests for several GPUs on one
+// Read by each new scheduler:
 //   GCUDA_SCHED_DEBUG                 gcuda_backend_sched_params.debug
+//       1: who computes what goes to the log with each graph that is allocated
 //   GCUDA_SCHED_DEBUG_REALLOC         gcuda_backend_sched_params.debug_realloc
+//       1: a buffer that has to grow says so in the log; 2: the graph is refused instead
 
 #ifndef GCUDA_HEADER
 #define GCUDA_HEADER "gcuda.h"
@@ -3292,6 +3320,10 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // Compiled in if GCUDA_CUDA is defined and GCUDA_NO_CUDA is not; the program then links gcuda_kernels.cu and the CUDA
 // runtime. Without it these functions still exist: the device list is empty, and init fails with a message that gives
 // the reason.
+//
+// CUDA's own last error of a thread stays the caller's as long as every call succeeds. A call that fails, or that has
+// tried one way in vain, clears it. A custom node's callback that fails without an error of CUDA's is reported with the
+// caller's old one, if there is one.
 
 typedef struct CUstream_st * gcuda_stream; // cudaStream_t
 
@@ -3368,7 +3400,9 @@ struct gcuda_cuda_params {
     // The caller's cuBLAS handle: a cublasHandle_t of the library that gcuda loads or links, of the same context. Nothing else uses it
     // while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode and pointer mode are restored
     // after each use; a workspace set for it is lost, as with every cublasSetStream. NULL: the backend makes one: on a
-    // stream of the caller's at once, else before the first product that needs it.
+    // stream of the caller's at once, else before the first product that needs it. In a context of the caller's it is
+    // kept for the next backend there if the last one is freed during a capture. Then call gcuda_shutdown after the
+    // context is destroyed and before another one is made.
     struct cublasContext * cublas;
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // maximum plans cached by graph_compute; 0: 64; below 0: none, graphs run node by node
@@ -3377,7 +3411,7 @@ struct gcuda_cuda_params {
     bool strict;           // no fusion that changes the bits of results
     // Independent branches of a graph (Q, K and V; parallel towers) run concurrently, on streams of the backend, if an estimate predicts
     // a gain. Dependencies are derived from the memory that nodes read and write, so results have the same bits. AUTO: only if
-    // GCUDA_CUDA_GRAPH_OPT is 1
+    // GCUDA_CUDA_GRAPH_OPT is 1. Always off, like overlap, in graphs with row-split weights
     enum gcuda_cuda_switch concurrency;
     // Programmatic dependent launch: blocks of a plan's kernel start while the previous kernel ends, and prefetch weights that no node
     // of the plan writes. Not in plans with concurrent branches, row-split weights or custom nodes. AUTO: from 9.0 on, unless
@@ -3620,7 +3654,9 @@ struct gcuda_cuda_plan_stats { // n_plans and n_bytes: current cache; the others
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches; // plans; captures and launches of CUDA graphs
     uint64_t n_fused; // launches for several nodes, in the plans made
     uint64_t n_concurrent; // launches on streams of concurrent branches, in the plans made
-    uint64_t n_patched; // updates of single nodes of a CUDA graph, without a new capture
+    // Updates of single nodes of a CUDA graph, without a new capture: at most half of the launches have changed, all on
+    // one stream, with the same kernels. Otherwise the next run captures the whole graph.
+    uint64_t n_patched;
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // frees the cached plans, not those of the caller

@@ -139,7 +139,8 @@ static gcuda_status set_option(struct options * o, const struct option_row * r, 
         }
     }
     if (end != value && *end == '\0' && errno == 0) { return GCUDA_STATUS_SUCCESS; }
-    return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a number, not '%s'", r->name, value);
+    return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s wants a %s, not '%s'", r->name,
+        r->kind == INT ? "whole number from 0 on" : "number", value);
 }
 
 static const struct option_row * find_option(const char * name) {
@@ -151,6 +152,10 @@ static const struct option_row * find_option(const char * name) {
 }
 
 static gcuda_status take_word(struct options * o, const char * word) {
+    if (o->command == NULL && strcmp(word, "help") == 0) {
+        o->help = true;
+        return GCUDA_STATUS_SUCCESS;
+    }
     for (int i = 0; o->command == NULL && i < N_COMMANDS; ++i) {
         if (strcmp(word, commands[i].name) == 0) {
             o->command = commands[i].name;
@@ -158,7 +163,9 @@ static gcuda_status take_word(struct options * o, const char * word) {
         }
     }
     const bool wants_file = o->command != NULL && (strcmp(o->command, "perplexity") == 0 || strcmp(o->command, "embed") == 0);
-    if (!wants_file || o->file != NULL) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' is no command and no option: see llm --help", word); }
+    if (!wants_file || o->file != NULL) {
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' is no command and no option: a text follows -p; see llm --help", word);
+    }
     o->file = word;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -377,6 +384,11 @@ static gcuda_status read_prompt(const struct app * a, struct text * t) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+static gcuda_status read_question(const struct app * a, struct text * t) {
+    TRY(read_prompt(a, t));
+    return t->n > 0 ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt is empty: -p \"TEXT\"");
+}
+
 // ---- answering ----
 
 struct tokens { int32_t * data; size_t n; };
@@ -485,9 +497,9 @@ static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struc
 static gcuda_status command_run(struct app * a) {
     struct text prompt = { NULL, 0, 0 }, answer = { NULL, 0, 0 };
     struct tokens t = { NULL, 0 };
-    gcuda_status st = read_prompt(a, &prompt);
-    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, n_best_of(a)); }
     const bool is_chat = !a->o.raw && a->info.template_name != NULL;
+    gcuda_status st = is_chat ? read_question(a, &prompt) : read_prompt(a, &prompt);
+    if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, n_best_of(a)); }
     const struct llm_message messages[] = { { "system", a->o.system }, { "user", prompt.data } };
     const size_t n_skipped = a->o.system ? 0 : 1;
     if (st == GCUDA_STATUS_SUCCESS && is_chat) {
@@ -595,6 +607,8 @@ static gcuda_status chat_loop(struct app * a, struct chat * c) {
         was_interrupted = false;
         if (strcmp(line.data, "/new") == 0) {
             drop_messages(c, a->o.system ? 1 : 0, c->n - (a->o.system ? 1 : 0));
+        } else if (line.data[0] == '/' && strchr(line.data, ' ') == NULL) {
+            fprintf(stderr, "%s: there are /new and /quit\n", line.data);
         } else if (line.data[0] != '\0') {
             st = chat_turn(a, c, line.data);
         }
@@ -638,10 +652,27 @@ static gcuda_status command_info(struct app * a) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Bytes of the character at text; 0: none begins there, or it is not whole, as a token may be a part of one.
+static size_t n_bytes_of_character(const char * text, size_t n) {
+    const unsigned char c = (unsigned char) text[0];
+    const size_t size = c < 0x80 ? 1 : c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 0;
+    for (size_t i = 1; i < size; ++i) {
+        if (i >= n || ((unsigned char) text[i] & 0xC0) != 0x80) { return 0; }
+    }
+    return size;
+}
+
 static void print_quoted(const char * text, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0, size; i < n; i += size > 0 ? size : 1) {
         const unsigned char c = (unsigned char) text[i];
-        if (c == '\n') { printf("\\n"); } else if (c < 32 || c == 127) { printf("\\x%02x", (unsigned) c); } else { putchar(c); }
+        size = n_bytes_of_character(text + i, n - i);
+        if (c == '\n') {
+            printf("\\n");
+        } else if (c < 32 || c == 127 || size == 0) {
+            printf("\\x%02x", (unsigned) c);
+        } else {
+            fwrite(text + i, 1, size, stdout);
+        }
     }
 }
 
@@ -801,8 +832,8 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
                "\"generated_per_second\": %.2f, \"generated_deviation\": %.2f}", is_first ? "[" : ",", depth, a->o.n_prompt, p.mean,
                    p.deviation, n, g.mean, g.deviation);
     } else {
-        printf("%8d %8d tokens: %8.1f +- %6.1f a second %8d tokens: %8.1f +- %6.1f a second\n", depth, a->o.n_prompt, p.mean, p.deviation,
-            n, g.mean, g.deviation);
+        printf("%7d  %6d tokens: %8.1f +- %6.1f  %6d tokens: %7.1f +- %5.1f\n", depth, a->o.n_prompt, p.mean, p.deviation, n,
+            g.mean, g.deviation);
     }
     fflush(stdout);
     return a->o.profile && !a->o.json ? bench_profile(a, depth) : GCUDA_STATUS_SUCCESS;
@@ -811,8 +842,9 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
 static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
     const char * at = a->o.depths ? a->o.depths : "0";
     if (!a->o.json) {
-        printf("%s, %s, %.2f GB loaded in %.3f s, of these %.3f s weights\n   depth   prompt                                    generation\n",
-            a->info.name, a->info.backend, (double) a->info.n_bytes * 1e-9, (double) a->load_us * 1e-6, (double) a->weights_us * 1e-6);
+        printf("%s, %s\n%.2f GB loaded in %.3f s, of these %.3f s weights\n", a->info.name, a->info.backend,
+            (double) a->info.n_bytes * 1e-9, (double) a->load_us * 1e-6, (double) a->weights_us * 1e-6);
+        printf("%7s  %-33s  %s\n", "depth", "prompt, tokens a second", "generation, tokens a second");
     }
     for (bool is_first = true; *at != '\0'; is_first = false) {
         char * end;
@@ -842,7 +874,7 @@ static gcuda_status command_bench(struct app * a) {
     const int n = a->o.n_tokens > 0 ? a->o.n_tokens : 32, depth = largest_depth(a->o.depths);
     const int n_more = n + 1 + 2 * (a->o.profile ? PROFILE_TOKENS + 1 : 0), most = depth + (a->o.n_prompt > n_more ? a->o.n_prompt : n_more);
     gcuda_status st;
-    if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d", a->o.n_prompt); }
+    if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d: 1 to 1048576", a->o.n_prompt); }
     a->o.ctx = most;
     TRY(llm_sampler_init(&a->sampler, NULL));
     TRY(make_session(a, 1, strcmp(a->info.backend, "CPU") != 0));
@@ -974,6 +1006,10 @@ static gcuda_status embed_search(struct app * a, const struct text * question, c
     size_t n = 0;
     TRY(embed_text(a, question->data, question->n, vectors));
     TRY(cut_lines(text, &lines, &n));
+    if (n == 0) {
+        free(lines);
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no lines", a->o.file);
+    }
     const gcuda_status st = rank_lines(a, lines, n, vectors, vectors + a->info.n_embd);
     clear_bar(a);
     for (size_t i = 0; st == GCUDA_STATUS_SUCCESS && i < n && i < (size_t) a->o.n_best; ++i) {
@@ -986,7 +1022,7 @@ static gcuda_status embed_search(struct app * a, const struct text * question, c
 static gcuda_status command_embed(struct app * a) {
     struct text question = { NULL, 0, 0 }, text = { NULL, 0, 0 };
     gcuda_status st = read_file(a->o.file, &text);
-    if (st == GCUDA_STATUS_SUCCESS) { st = read_prompt(a, &question); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = read_question(a, &question); }
     if (!a->info.is_encoder) { // a text is one chunk
         if (a->o.ctx == 0) { a->o.ctx = a->info.n_ctx_train < 512 ? a->info.n_ctx_train : 512; }
         a->o.chunk = a->o.ctx;
@@ -1031,7 +1067,8 @@ int main(int argc, char ** argv) {
     catch_interrupts();
     if (st == GCUDA_STATUS_SUCCESS) { st = run_command(&a); }
     clear_bar(&a);
-    if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "llm: %s\n", gcuda_last_error()); }
+    const bool was_stopped = st == GCUDA_STATUS_ABORTED && is_stopped; // whatever node it was in
+    if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "llm: %s\n", was_stopped ? "stopped" : gcuda_last_error()); }
     llm_session_free(a.session);
     llm_model_free(a.model);
     gcuda_shutdown();

@@ -4358,12 +4358,16 @@ gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sam
     memset(sampler, 0, sizeof *sampler);
     if (params != NULL) { sampler->params = *params; }
     struct llm_sampler_params * p = &sampler->params;
-    if (!(p->temperature >= 0.0f && p->top_p >= 0.0f && p->top_p <= 1.0f && p->min_p >= 0.0f && p->min_p <= 1.0f && p->repeat_penalty >= 0.0f)
-        || p->top_k < 0 || p->top_k > LLM_MAX_TOP_K || p->repeat_last < 0 || p->repeat_last > LLM_MAX_PENALTY) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "sampling: temperature %g, top-k %d (at most %d), top-p %g, min-p %g, repetition penalty %g over %d tokens (at most %d)",
-            (double) p->temperature, p->top_k, (int) LLM_MAX_TOP_K, (double) p->top_p, (double) p->min_p, (double) p->repeat_penalty,
-                p->repeat_last, (int) LLM_MAX_PENALTY);
+    const struct { const char * name; double value, most; } rows[] = {
+        { "temperature", (double) p->temperature, INFINITY }, { "top-k", (double) p->top_k, LLM_MAX_TOP_K },
+        { "top-p", (double) p->top_p, 1.0 }, { "min-p", (double) p->min_p, 1.0 },
+        { "repetition penalty", (double) p->repeat_penalty, INFINITY },
+        { "tokens of the repetition penalty", (double) p->repeat_last, LLM_MAX_PENALTY },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        if (rows[i].value >= 0.0 && rows[i].value <= rows[i].most) { continue; }
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sampling: %s is %g, want 0 to %g", rows[i].name, rows[i].value,
+            rows[i].most);
     }
     if (p->repeat_last == 0) { p->repeat_last = 64; }
     if (p->repeat_penalty == 0.0f) { p->repeat_penalty = 1.0f; }

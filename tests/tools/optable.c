@@ -154,9 +154,14 @@ static bool same_types(const struct row * a, const struct row * b) {
     return a->n_src == b->n_src && memcmp(a->types, b->types, sizeof a->types) == 0;
 }
 
-static void print_group(const struct row * rows, int n) { // rows with the same types share a line
-    printf("| ");
-    for (int i = 0; i < n; ++i) { printf("%s%s", i ? ", " : "", rows[i].name); }
+// The first row and others with the same types, up to MAX_NAMES, share a line.
+static void print_group(const struct row * rows, int n, bool * is_printed) {
+    enum { MAX_NAMES = 22 };
+    for (int i = 0, n_names = 0; i < n && n_names < MAX_NAMES; ++i) {
+        if (is_printed[i] || !same_types(rows, &rows[i])) { continue; }
+        printf("%s%s", n_names++ > 0 ? ", " : "| ", rows[i].name);
+        is_printed[i] = true;
+    }
     printf(" | ");
     for (int k = 0; k < rows->n_src; ++k) {
         if (k > 0 && rows->types[k] == rows->types[k - 1]) { continue; }
@@ -173,6 +178,7 @@ static void print_group(const struct row * rows, int n) { // rows with the same 
 int main(void) {
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     static struct row rows[GCUDA_OP_COUNT];
+    static bool is_printed[GCUDA_OP_COUNT];
     int n = 0;
     for (int op = 0; op < GCUDA_OP_COUNT; ++op) {
         if (op == GCUDA_OP_NONE) { continue; }
@@ -182,9 +188,8 @@ int main(void) {
         fill_row(cpu, &rows[n++], more, sizeof more / sizeof more[0]);
     }
     printf("| operation | types of the tensors that it takes, where they differ numbered as its constructor's arguments |\n|---|---|\n");
-    for (int i = 0, j = 0; i < n; i = j) {
-        for (j = i; j < n && same_types(&rows[i], &rows[j]); ++j) {}
-        print_group(&rows[i], j - i);
+    for (int i = 0; i < n; ++i) {
+        if (!is_printed[i]) { print_group(&rows[i], n - i, &is_printed[i]); }
     }
     gcuda_backend_free(cpu);
     return 0;
