@@ -341,6 +341,18 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     }
 }
 
+// An element of F16 or BF16: kernels limited by memory have one instance for both. A flag tells which; it is the same
+// for all threads, and only the conversions branch on it.
+typedef uint16_t any16;
+template <typename F> static gcuda_status with_float_size(gcuda_type type, F f) {
+    switch (type) {
+        case GCUDA_TYPE_F32: return f(float());
+        case GCUDA_TYPE_F16:
+        case GCUDA_TYPE_BF16: return f(any16());
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+
 // ---- vectorized row access: 16 bytes per load and store ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
@@ -1797,6 +1809,7 @@ struct d_map_cpy {
         return t;
     }
     inline __device__ bool is_f64() const { return y.type == GCUDA_TYPE_F64; }
+    inline __device__ bool is_bf16() const { return y.type == GCUDA_TYPE_BF16; }
     // x and y have equal shapes
     inline __device__ d_target row(const d_index & i) const {
         return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
@@ -1821,6 +1834,7 @@ struct d_map_get {
         return t;
     }
     inline __device__ bool is_f64() const { return false; }
+    inline __device__ bool is_bf16() const { return false; }
     inline __device__ d_target row(const d_index & i) const {
         const int32_t row = *(const int32_t *) d_at(p.ids, i.i1, i.i2, i.i3, 0);
         const bool is_in = row >= 0 && row < p.x.ne[1];
@@ -1899,17 +1913,34 @@ static const d_map_blocks & blocks_of(const d_map_blocks & map) { return map; }
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
 
 // Four results, in one store where alignment allows.
-template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
-    d_four<T> four;
-    UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
+template <typename T> static inline __device__ void d_store4(char * y, const d_four<T> & four) {
     if ((uintptr_t) y % sizeof(d_four<T>) == 0) {
         *(d_four<T> *) y = four;
     } else {
         UNROLL for (int k = 0; k < 4; ++k) { ((T *) y)[k] = four.v[k]; }
     }
 }
+template <typename T> static inline __device__ d_four<T> d_four_of(const float * v) {
+    d_four<T> four;
+    UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
+    return four;
+}
+template <typename T> static inline __device__ void d_put4(char * y, const float * v) { d_store4(y, d_four_of<T>(v)); }
 
-// Quantized to float. A warp decodes 32 groups, one per lane, to shared memory and stores them with eight lanes per group.
+static inline __device__ void d_put4_any16(char * y, const float * v, bool is_bf16) {
+    d_four<any16> four;
+    if (is_bf16) {
+        const d_four<__nv_bfloat16> bits = d_four_of<__nv_bfloat16>(v);
+        memcpy(&four, &bits, sizeof(four));
+    } else {
+        const d_four<__half> bits = d_four_of<__half>(v);
+        memcpy(&four, &bits, sizeof(four));
+    }
+    d_store4(y, four);
+}
+
+// Quantized to float; T: float or any16. A warp decodes 32 groups, one per lane, to shared memory and stores them with
+// eight lanes per group.
 //   shared  9.5 KiB
 //   floor   blocks read once, 32 * sizeof(T) bytes written per group
 template <typename FORMAT, typename T, typename MAP>
@@ -1946,8 +1977,10 @@ static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_
                 }
                 if (sizeof(T) == 4 && map.is_f64()) { // F64 shares the F32 kernel: separate kernels cost 340 KB of code
                     d_put4<double>(ys[warp][at] + 4 * word * sizeof(double), v);
-                } else {
+                } else if constexpr (sizeof(T) == 4) {
                     d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
+                } else {
+                    d_put4_any16(ys[warp][at] + 4 * word * sizeof(T), v, map.is_bf16());
                 }
             }
         }
@@ -2853,7 +2886,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
         return cpy_blocks(p, stream);
     }
     if (x_blocks) {
-        return with_float(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
+        return with_float_size(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
             return dequantize<decltype(t)>(p.x.type, map, n_elements(p.y), stream);
         });
     }
@@ -5658,10 +5691,16 @@ template <typename T> struct d_word<T, true> {
     typedef uint4 type;
 };
 
+// T: float or any16.
 template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
     static const int N = WIDE ? d_wide<T>::N : 1, PARTS = N_PARTS;
+    static const bool IS_F32 = sizeof(T) == 4;
     typedef typename d_word<T, WIDE>::type word;
     float v[PARTS][N];
+    bool is_bf16; // of any16
+
+    inline __device__ d_held() : is_bf16(false) { static_assert(IS_F32, "any16 needs the type of the row"); }
+    explicit inline __device__ d_held(gcuda_type type) : is_bf16(type == GCUDA_TYPE_BF16) {}
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
     // Loads without converting, so that further loads are in flight before the first use; 0 past the end.
@@ -5671,11 +5710,20 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             w[k] = place(k) >= n ? word() : LAST ? __ldcs(x) : *x;
         }
     }
-    inline __device__ void unpack(const word * w) {
+    template <typename E> inline __device__ void unpack_as(const word * w) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
-            T h[N];
+            E h[N];
             memcpy(h, &w[k], sizeof(h));
             UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_f32(h[j]); }
+        }
+    }
+    inline __device__ void unpack(const word * w) {
+        if constexpr (IS_F32) {
+            unpack_as<float>(w);
+        } else if (is_bf16) {
+            unpack_as<__nv_bfloat16>(w);
+        } else {
+            unpack_as<__half>(w);
         }
     }
     inline __device__ void load(const char * row, int n) {
@@ -5683,16 +5731,25 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
         fetch(row, n, w);
         unpack(w);
     }
+    template <typename E, bool LAST> inline __device__ void store_as(int k, E * y) const {
+        if (WIDE && LAST) {
+            d_store_last(y, N, v[k]);
+        } else if (WIDE) {
+            d_store16(y, v[k]);
+        } else {
+            d_put(y, v[k][0]);
+        }
+    }
     template <bool LAST = false> inline __device__ void store(char * row, int n) const {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
                 T * y = (T *) row + place(k);
-                if (WIDE && LAST) {
-                    d_store_last(y, N, v[k]);
-                } else if (WIDE) {
-                    d_store16(y, v[k]);
+                if constexpr (IS_F32) {
+                    store_as<float, LAST>(k, y);
+                } else if (is_bf16) {
+                    store_as<__nv_bfloat16, LAST>(k, (__nv_bfloat16 *) y);
                 } else {
-                    d_put(y, v[k][0]);
+                    store_as<__half, LAST>(k, (__half *) y);
                 }
             }
         }
@@ -5750,7 +5807,9 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
     static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
-    template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
+    template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {
+        using d_held<T, N_THREADS, N_PARTS, IS_WIDE>::d_held;
+    };
 };
 #define HELD_MOST 16384 // elements per row
 // LANES: fewest lanes for a short row.
@@ -6003,7 +6062,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         x.load(d_row(p.x, r), n);
         float mean;
         const float scale = d_norm_find<KIND, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
@@ -6054,7 +6113,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
         float2 part = make_float2(mean, sum);
@@ -6071,7 +6130,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         const d_part q = d_part_of<T>(p.x, b);
         const int64_t most = PART_BYTES / (int) sizeof(T); // elements per part
         const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_pdl_wait(); }
@@ -6112,7 +6171,7 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
     if (n == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0;
         if (!can_hold(n)) {
@@ -6420,7 +6479,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> x, dy;
+        typename H::template row<T> x(p.x.type), dy(p.x.type);
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
         float xx, xd;
@@ -6484,7 +6543,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
     if (!can_hold(n) || p.x.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_rms_norm_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_rms_norm_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
@@ -6582,7 +6641,8 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
     return row;
 }
 
-template <typename M, typename ROW>
+// M: type of the mask. E: type of x.
+template <typename M, typename E, typename ROW>
 static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
     const typename ROW::word * words, ROW & x) {
     typedef d_pack<M, ROW::N> pack;
@@ -6590,25 +6650,37 @@ static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, con
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         m[k] = x.place(k) < n ? *(const pack *) ((const M *) row.mask + i0 + x.place(k)) : pack();
     }
-    x.unpack(words);
+    x.template unpack_as<E>(words);
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.v[k][j] * p.scale + row.slope * d_f32(m[k].v[j]); }
     }
 }
 
-// Converts elements of a row from i0 on to logits; -inf past the end.
-template <typename ROW>
-static inline __device__ void d_logits(
-    const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, const typename ROW::word * words, ROW & x) {
+template <typename E, typename ROW>
+static inline __device__ void d_logits_as(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
+    const typename ROW::word * words, ROW & x) {
     if (row.mask == nullptr) {
-        x.unpack(words);
+        x.template unpack_as<E>(words);
         x.all([&](float & v) { v = v * p.scale; });
     } else if (p.mask.type == GCUDA_TYPE_F32) {
-        d_masked_logits<float>(p, row, i0, n, words, x);
+        d_masked_logits<float, E>(p, row, i0, n, words, x);
     } else if (p.mask.type == GCUDA_TYPE_F16) {
-        d_masked_logits<__half>(p, row, i0, n, words, x);
+        d_masked_logits<__half, E>(p, row, i0, n, words, x);
     } else {
-        d_masked_logits<__nv_bfloat16>(p, row, i0, n, words, x);
+        d_masked_logits<__nv_bfloat16, E>(p, row, i0, n, words, x);
+    }
+}
+
+// Converts elements of a row from i0 on to logits; -inf past the end.
+template <typename ROW>
+static inline __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
+    const typename ROW::word * words, ROW & x) {
+    if constexpr (ROW::IS_F32) {
+        d_logits_as<float>(p, row, i0, n, words, x);
+    } else if (x.is_bf16) {
+        d_logits_as<__nv_bfloat16>(p, row, i0, n, words, x);
+    } else {
+        d_logits_as<__half>(p, row, i0, n, words, x);
     }
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.place(k) < n ? x.v[k][j] : -INFINITY; }
@@ -6651,7 +6723,7 @@ template <typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.fetch(d_at(p.x, row.at), n, words);
         d_logits(p, row, 0, n, words, x);
@@ -6675,7 +6747,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         x.fetch(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
@@ -6690,7 +6762,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         const d_part q = d_part_of<T>(p.x, b);
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
         d_pdl_wait();
@@ -6722,7 +6794,7 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
     if (n == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         const size_t pack = d_wide<T>::N * gcuda_type_size(p.mask.type);
         const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0 &&
@@ -6898,7 +6970,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
     d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> y, dy;
+        typename H::template row<T> y(p.y.type), dy(p.y.type);
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
         float dot = 0.0f;
@@ -6939,7 +7011,7 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
     if (!can_hold(n) || p.y.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_soft_max_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
-    return with_float(p.y.type, [&](auto v) {
+    return with_float_size(p.y.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_soft_max_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
@@ -6968,38 +7040,63 @@ template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
-template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS threads
+// T: float or any16.
+template <typename T, bool WIDE> struct d_cumsum_segment {
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
     float v[4][N];
+    bool is_bf16; // of any16
 
+    explicit inline __device__ d_cumsum_segment(gcuda_type type) : is_bf16(type == GCUDA_TYPE_BF16) {}
     static inline __device__ int place(int k) { return (k * SCAN_THREADS + (int) threadIdx.x) * N; }
+    template <typename E> inline __device__ void unpack_as(const T (&raw)[4][N]) {
+        for (int k = 0; k < 4; ++k) {
+            E h[N];
+            memcpy(h, raw[k], sizeof(h));
+            for (int j = 0; j < N; ++j) { v[k][j] = d_f32(h[j]); }
+        }
+    }
     template <bool LAST = false> inline __device__ void load(const gcuda_array & a, const char * row, int64_t n) {
-        if (WIDE) {
-            uint4 raw[4];
-            for (int k = 0; k < 4; ++k) {
+        alignas(16) T raw[4][N];
+        for (int k = 0; k < 4; ++k) {
+            if constexpr (WIDE) {
                 const T * x = (const T *) row + place(k);
-                raw[k] = LAST ? d_load_last(x, n - place(k)) : d_load_raw(x, n - place(k));
-            }
-            for (int k = 0; k < 4; ++k) { d_unpack<T>(raw[k], v[k]); }
-        } else {
-            for (int k = 0; k < 4; ++k) {
+                const uint4 w = LAST ? d_load_last(x, n - place(k)) : d_load_raw(x, n - place(k));
+                memcpy(raw[k], &w, sizeof(w));
+            } else {
                 for (int j = 0; j < N; ++j) {
-                    v[k][j] = place(k) + j < n ? d_f32(*(const T *) (row + (place(k) + j) * (int64_t) a.nb[0])) : 0.0f;
+                    raw[k][j] = place(k) + j < n ? *(const T *) (row + (place(k) + j) * (int64_t) a.nb[0]) : T();
+                }
+            }
+        }
+        if constexpr (sizeof(T) == 4) {
+            unpack_as<float>(raw);
+        } else if (is_bf16) {
+            unpack_as<__nv_bfloat16>(raw);
+        } else {
+            unpack_as<__half>(raw);
+        }
+    }
+    template <typename E, bool LAST>
+    inline __device__ void store_as(const gcuda_array & a, char * row, int64_t n) const {
+        for (int k = 0; k < 4; ++k) {
+            if (WIDE && LAST) {
+                d_store_last((E *) row + place(k), n - place(k), v[k]);
+            } else if (WIDE) {
+                d_store_wide((E *) row + place(k), n - place(k), v[k]);
+            } else {
+                for (int j = 0; j < N; ++j) {
+                    if (place(k) + j < n) { d_put((E *) (row + (place(k) + j) * (int64_t) a.nb[0]), v[k][j]); }
                 }
             }
         }
     }
     template <bool LAST = false> inline __device__ void store(const gcuda_array & a, char * row, int64_t n) const {
-        for (int k = 0; k < 4; ++k) {
-            if (WIDE && LAST) {
-                d_store_last((T *) row + place(k), n - place(k), v[k]);
-            } else if (WIDE) {
-                d_store_wide((T *) row + place(k), n - place(k), v[k]);
-            } else {
-                for (int j = 0; j < N; ++j) {
-                    if (place(k) + j < n) { d_put((T *) (row + (place(k) + j) * (int64_t) a.nb[0]), v[k][j]); }
-                }
-            }
+        if constexpr (sizeof(T) == 4) {
+            store_as<float, LAST>(a, row, n);
+        } else if (is_bf16) {
+            store_as<__nv_bfloat16, LAST>(a, row, n);
+        } else {
+            store_as<__half, LAST>(a, row, n);
         }
     }
 };
@@ -7009,12 +7106,108 @@ struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
 };
+
+// Recomputes the sum of elements [i0, end) of row x in double, after a sum in F32 was not finite.
+static NO_INLINE __device__ double d_cumsum_sum_double(const gcuda_array & a, const char * x, int64_t i0, int64_t end) {
+    double sum = 0.0;
+    for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) {
+        sum += (double) d_load(a.type, x + i * (int64_t) a.nb[0]);
+    }
+    return d_block_sum(sum);
+}
+
+// Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block
+// call it and get the sum up to the end of the segment.
+template <typename SEGMENT>
+static NO_INLINE __device__ double d_cumsum_segment_double(
+    const d_scan & q, const char * x, char * y, int64_t n, double before) {
+    __shared__ double sums[SCAN_THREADS / 32]; // per warp
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    SEGMENT s(q.p.x.type);
+    s.load(q.p.x, x, n);
+    for (int k = 0; k < 4; ++k) {
+        double own = 0.0;
+        for (int j = 0; j < SEGMENT::N; ++j) { own += (double) s.v[k][j]; }
+        const double scan = d_warp_scan(own);
+        __syncthreads(); // sums may still be read
+        if (lane == 31) { sums[warp] = scan; }
+        __syncthreads();
+        double left = before;
+        for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+            left += w < warp ? sums[w] : 0.0;
+            before += sums[w];
+        }
+        left += d_warp_before(scan);
+        for (int j = 0; j < SEGMENT::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+    }
+    s.store(q.p.y, y, n);
+    return before;
+}
+
+// Sum of the parts [begin, b) of a row. Also checks the result of part b, which is overwritten if y is x. Returns false
+// on all threads if MAY_MISS and a result is missing.
+template <bool MAY_MISS>
+static inline __device__ bool d_cumsum_parts_before(const d_scan & q, int64_t begin, int64_t b, double * before) {
+    if (!MAY_MISS) { d_pdl_wait(); }
+    bool is_missing = false;
+    double sum = 0.0;
+    const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
+    FOR_ROW_ELEMENTS(k, b - begin + 1) {
+        const double part = d_found<double>(found + k, &is_missing);
+        sum += begin + k < b ? part : 0.0;
+    }
+    if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
+    *before = d_block_sum(sum);
+    return true;
+}
+
+// Scans within vectors, in place, and within warps: scan[k] is the sum of a thread's vector k and those of lower lanes.
+template <typename SEGMENT> static inline __device__ void d_cumsum_warps(SEGMENT & s, float (&scan)[4]) {
+    for (int k = 0; k < 4; ++k) {
+        for (int j = 1; j < SEGMENT::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
+        scan[k] = d_warp_scan(s.v[k][SEGMENT::N - 1]);
+    }
+}
+
+// Scans over the block: sums[k * warps + warp] becomes the sum before a warp's vectors k, *total that of the segment.
+static inline __device__ void d_cumsum_block(const float (&scan)[4], float * sums, float * total) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int k = 0; k < 4; ++k) {
+        if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const float all = d_warp_scan(sums[lane]);
+        sums[lane] = d_warp_before(all);
+        if (lane == 31) { *total = all; }
+    }
+    __syncthreads();
+}
+
+// Adds the sums before each vector and before the segment. Returns NaN if a sum within the segment is infinite or NaN,
+// else 0.
+template <typename SEGMENT>
+static inline __device__ float d_cumsum_add_before(
+    SEGMENT & s, const float (&scan)[4], const float * sums, double before) {
+    const int warp = (int) threadIdx.x / 32;
+    float lost = 0.0f;
+    for (int k = 0; k < 4; ++k) {
+        const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
+        for (int j = 0; j < SEGMENT::N; ++j) {
+            const float within = left + s.v[k][j];
+            lost = fmaf(within, 0.0f, lost);
+            s.v[k][j] = (float) (before + (double) within);
+        }
+    }
+    return lost;
+}
+
 template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     struct H {
         static const int BLOCK = SCAN_THREADS, LEAST = 4;
     };
     static const bool MAY_INTERLEAVE = IS_WIDE && sizeof(T) == 4;
-    typedef d_stretch<T, IS_WIDE> stretch;
+    typedef d_cumsum_segment<T, IS_WIDE> segment;
 
     static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
 
@@ -7022,111 +7215,50 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         const int64_t row = (uint32_t) b / (uint32_t) q.n_parts, i0 = (b - row * q.n_parts) * q.part, end = end_of(q, i0);
         const char * x = d_row(q.p.x, row);
         double sum = 0.0;
-        for (int64_t i = i0; i < end; i += stretch::SIZE) {
-            stretch s;
+        for (int64_t i = i0; i < end; i += segment::SIZE) {
+            segment s(q.p.x.type);
             float own = 0.0f;
             s.load(q.p.x, x + i * (int64_t) q.p.x.nb[0], end - i);
             for (int k = 0; k < 4; ++k) {
-                for (int j = 0; j < stretch::N; ++j) { own += s.v[k][j]; }
+                for (int j = 0; j < segment::N; ++j) { own += s.v[k][j]; }
             }
             sum += (double) own;
         }
         sum = d_block_sum(sum);
-        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // uniform: sum is equal on all threads
+        const bool is_finite = fabs(sum) <= 1.7976931348623157e308; // the same on all threads
+        if (!is_finite) { sum = d_cumsum_sum_double(q.p.x, x, i0, end); }
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
     }
 
-    // Recomputes a part's sum in double, after a sum in F32 was not finite.
-    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
-        double sum = 0.0;
-        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
-        return d_block_sum(sum);
-    }
-
-    // Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block call it
-    // and get the sum up to the end of the segment.
-    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
-        __shared__ double sums[SCAN_THREADS / 32]; // per warp
-        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-        stretch s;
-        s.load(q.p.x, x, n);
-        for (int k = 0; k < 4; ++k) {
-            double own = 0.0;
-            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
-            const double scan = d_warp_scan(own);
-            __syncthreads(); // sums may still be read
-            if (lane == 31) { sums[warp] = scan; }
-            __syncthreads();
-            double left = before;
-            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
-                left += w < warp ? sums[w] : 0.0;
-                before += sums[w];
-            }
-            left += d_warp_before(scan);
-            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
-        }
-        s.store(q.p.y, y, n);
-        return before;
-    }
-
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
-        __shared__ float sums[32]; // first the sums of the warps in four rounds, then their exclusive scan
+        __shared__ float sums[32]; // of the warps in four rounds
         __shared__ float total;
-        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         const int64_t row = q.n_parts > 1 ? (uint32_t) b / (uint32_t) q.n_parts : b;
         const int64_t i0 = (b - row * q.n_parts) * q.part;
         const char * x = d_row(q.p.x, row) + i0 * (int64_t) q.p.x.nb[0];
         char * y = d_row(q.p.y, row) + i0 * (int64_t) q.p.y.nb[0];
         double before = 0.0;
         bool is_begin = q.n_parts > 1;
-        for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
-            stretch s;
-            float scan[4], lost = 0.0f;
+        for (int64_t n = end_of(q, i0) - i0; n > 0; n -= segment::SIZE) {
+            segment s(q.p.x.type);
+            float scan[4];
             s.template load<MAY_MISS>(q.p.x, x, n);
-            if (is_begin) {
-                if (!MAY_MISS) { d_pdl_wait(); }
-                bool is_missing = false; // includes this part, which is overwritten if y is x
-                const int64_t begin = row * q.n_parts;
-                const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
-                FOR_ROW_ELEMENTS(k, b - begin + 1) {
-                    const double sum = d_found<double>(found + k, &is_missing);
-                    before += begin + k < b ? sum : 0.0;
-                }
-                if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
-                before = d_block_sum(before);
+            if (is_begin) { // after the load of the first segment, which needs no other part
+                if (!d_cumsum_parts_before<MAY_MISS>(q, row * q.n_parts, b, &before)) { return false; }
                 is_begin = false;
             }
-            for (int k = 0; k < 4; ++k) {
-                for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
-                scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
-            }
-            for (int k = 0; k < 4; ++k) {
-                if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
-            }
-            __syncthreads();
-            if (warp == 0) {
-                const float all = d_warp_scan(sums[lane]);
-                sums[lane] = d_warp_before(all);
-                if (lane == 31) { total = all; }
-            }
-            __syncthreads();
-            for (int k = 0; k < 4; ++k) {
-                const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) {
-                    const float within = left + s.v[k][j];
-                    lost = fmaf(within, 0.0f, lost); // NaN from the first infinite or NaN sum on
-                    s.v[k][j] = (float) (before + (double) within);
-                }
-            }
+            d_cumsum_warps(s, scan);
+            d_cumsum_block(scan, sums, &total);
+            const float lost = d_cumsum_add_before(s, scan, sums, before);
             const double all = (double) total;
             if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; y, which may be x, holds nothing of the segment yet
-                before = finish_double(q, x, y, n, before);
+                before = d_cumsum_segment_double<segment>(q, x, y, n, before);
             } else {
                 s.template store<MAY_MISS>(q.p.y, y, n);
                 before += all;
             }
-            x += stretch::SIZE * (int64_t) q.p.x.nb[0];
-            y += stretch::SIZE * (int64_t) q.p.y.nb[0];
+            x += segment::SIZE * (int64_t) q.p.x.nb[0];
+            y += segment::SIZE * (int64_t) q.p.y.nb[0];
         }
         return true;
     }
@@ -7134,9 +7266,10 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
-    const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
-    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
+    const int64_t n = n_elements(x), row = x.ne[0], segment = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
+    const bool may_interleave = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * segment;
+    const int64_t usual = n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
+    const int64_t part = may_interleave ? segment : usual;                 // interleaved passes use short parts
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
@@ -7149,7 +7282,7 @@ size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
     const d_scan q = { p, scan_parts(p.x), scan_part(p.x) };
     const int64_t n = n_rows(p.x) * q.n_parts;
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         typedef d_cumsum_parts<T, WIDE> OP;
         return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
