@@ -341,6 +341,18 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     }
 }
 
+// An element of F16 or BF16: kernels limited by memory have one instance for both. A flag tells which; it is the same
+// for all threads, and only the conversions branch on it.
+typedef uint16_t any16;
+template <typename F> static gcuda_status with_float_size(gcuda_type type, F f) {
+    switch (type) {
+        case GCUDA_TYPE_F32: return f(float());
+        case GCUDA_TYPE_F16:
+        case GCUDA_TYPE_BF16: return f(any16());
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+
 // ---- vectorized row access: 16 bytes per load and store ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
@@ -1797,6 +1809,7 @@ struct d_map_cpy {
         return t;
     }
     inline __device__ bool is_f64() const { return y.type == GCUDA_TYPE_F64; }
+    inline __device__ bool is_bf16() const { return y.type == GCUDA_TYPE_BF16; }
     // x and y have equal shapes
     inline __device__ d_target row(const d_index & i) const {
         return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
@@ -1821,6 +1834,7 @@ struct d_map_get {
         return t;
     }
     inline __device__ bool is_f64() const { return false; }
+    inline __device__ bool is_bf16() const { return false; }
     inline __device__ d_target row(const d_index & i) const {
         const int32_t row = *(const int32_t *) d_at(p.ids, i.i1, i.i2, i.i3, 0);
         const bool is_in = row >= 0 && row < p.x.ne[1];
@@ -1899,17 +1913,34 @@ static const d_map_blocks & blocks_of(const d_map_blocks & map) { return map; }
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
 
 // Four results, in one store where alignment allows.
-template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
-    d_four<T> four;
-    UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
+template <typename T> static inline __device__ void d_store4(char * y, const d_four<T> & four) {
     if ((uintptr_t) y % sizeof(d_four<T>) == 0) {
         *(d_four<T> *) y = four;
     } else {
         UNROLL for (int k = 0; k < 4; ++k) { ((T *) y)[k] = four.v[k]; }
     }
 }
+template <typename T> static inline __device__ d_four<T> d_four_of(const float * v) {
+    d_four<T> four;
+    UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
+    return four;
+}
+template <typename T> static inline __device__ void d_put4(char * y, const float * v) { d_store4(y, d_four_of<T>(v)); }
 
-// Quantized to float. A warp decodes 32 groups, one per lane, to shared memory and stores them with eight lanes per group.
+static inline __device__ void d_put4_any16(char * y, const float * v, bool is_bf16) {
+    d_four<any16> four;
+    if (is_bf16) {
+        const d_four<__nv_bfloat16> bits = d_four_of<__nv_bfloat16>(v);
+        memcpy(&four, &bits, sizeof(four));
+    } else {
+        const d_four<__half> bits = d_four_of<__half>(v);
+        memcpy(&four, &bits, sizeof(four));
+    }
+    d_store4(y, four);
+}
+
+// Quantized to float; T: float or any16. A warp decodes 32 groups, one per lane, to shared memory and stores them with
+// eight lanes per group.
 //   shared  9.5 KiB
 //   floor   blocks read once, 32 * sizeof(T) bytes written per group
 template <typename FORMAT, typename T, typename MAP>
@@ -1946,8 +1977,10 @@ static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_
                 }
                 if (sizeof(T) == 4 && map.is_f64()) { // F64 shares the F32 kernel: separate kernels cost 340 KB of code
                     d_put4<double>(ys[warp][at] + 4 * word * sizeof(double), v);
-                } else {
+                } else if constexpr (sizeof(T) == 4) {
                     d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
+                } else {
+                    d_put4_any16(ys[warp][at] + 4 * word * sizeof(T), v, map.is_bf16());
                 }
             }
         }
@@ -2853,7 +2886,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
         return cpy_blocks(p, stream);
     }
     if (x_blocks) {
-        return with_float(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
+        return with_float_size(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
             return dequantize<decltype(t)>(p.x.type, map, n_elements(p.y), stream);
         });
     }
@@ -5658,10 +5691,16 @@ template <typename T> struct d_word<T, true> {
     typedef uint4 type;
 };
 
+// T: float or any16.
 template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_row_regs {
     static const int N = WIDE ? d_wide<T>::N : 1, PARTS = N_PARTS;
+    static const bool IS_F32 = sizeof(T) == 4;
     typedef typename d_word<T, WIDE>::type word;
     float v[PARTS][N];
+    bool is_bf16; // of any16
+
+    inline __device__ d_row_regs() : is_bf16(false) { static_assert(IS_F32, "any16 needs the type of the row"); }
+    explicit inline __device__ d_row_regs(gcuda_type type) : is_bf16(type == GCUDA_TYPE_BF16) {}
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
     // Loads without converting, so that further loads are in flight before the first use; 0 past the end.
@@ -5671,11 +5710,20 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_row_regs {
             w[k] = place(k) >= n ? word() : LAST ? __ldcs(x) : *x;
         }
     }
-    inline __device__ void unpack(const word * w) {
+    template <typename E> inline __device__ void unpack_as(const word * w) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
-            T h[N];
+            E h[N];
             memcpy(h, &w[k], sizeof(h));
             UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_f32(h[j]); }
+        }
+    }
+    inline __device__ void unpack(const word * w) {
+        if constexpr (IS_F32) {
+            unpack_as<float>(w);
+        } else if (is_bf16) {
+            unpack_as<__nv_bfloat16>(w);
+        } else {
+            unpack_as<__half>(w);
         }
     }
     inline __device__ void load(const char * row, int n) {
@@ -5683,16 +5731,25 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_row_regs {
         fetch(row, n, w);
         unpack(w);
     }
+    template <typename E, bool LAST> inline __device__ void store_as(int k, E * y) const {
+        if (WIDE && LAST) {
+            d_store_last(y, N, v[k]);
+        } else if (WIDE) {
+            d_store16(y, v[k]);
+        } else {
+            d_put(y, v[k][0]);
+        }
+    }
     template <bool LAST = false> inline __device__ void store(char * row, int n) const {
         UNROLL for (int k = 0; k < PARTS; ++k) {
             if (place(k) < n) {
                 T * y = (T *) row + place(k);
-                if (WIDE && LAST) {
-                    d_store_last(y, N, v[k]);
-                } else if (WIDE) {
-                    d_store16(y, v[k]);
+                if constexpr (IS_F32) {
+                    store_as<float, LAST>(k, y);
+                } else if (is_bf16) {
+                    store_as<__nv_bfloat16, LAST>(k, (__nv_bfloat16 *) y);
                 } else {
-                    d_put(y, v[k][0]);
+                    store_as<__half, LAST>(k, (__half *) y);
                 }
             }
         }
@@ -5750,7 +5807,9 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
     static const int LEAST = 1024 / BLOCK; // blocks per SM: some load while others compute
     static const bool WIDE = IS_WIDE;
-    template <typename T> struct row : d_row_regs<T, N_THREADS, N_PARTS, IS_WIDE> {};
+    template <typename T> struct row : d_row_regs<T, N_THREADS, N_PARTS, IS_WIDE> {
+        using d_row_regs<T, N_THREADS, N_PARTS, IS_WIDE>::d_row_regs;
+    };
 };
 #define HELD_MOST 16384 // elements per row
 // LANES: fewest lanes for a short row.
@@ -6011,7 +6070,7 @@ static inline __device__ float d_norm_find(ROW & x, int n, int64_t n_row, float 
 template <int KIND, typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_regs(const gcuda_norm_args p) {
     d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         x.load(d_row(p.x, r), n);
         float mean;
         const float scale = d_norm_find<KIND, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
@@ -6062,7 +6121,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         x.load(d_part_at(p.x, q), q.n);
         float mean, sum = d_norm_squares<KIND, H::THREADS>(x, q.n, q.n, &mean);
         float2 part = make_float2(mean, sum);
@@ -6079,7 +6138,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         const d_part q = d_part_of<T>(p.x, b);
         const int64_t most = PART_BYTES / (int) sizeof(T); // elements per part
         const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_pdl_wait(); }
@@ -6120,7 +6179,7 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
     if (n == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0;
         if (!can_hold(n)) {
@@ -6428,7 +6487,7 @@ template <typename ROW> static inline __device__ void d_back_sums(const ROW & x,
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or x
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gcuda_rms_norm_back_args p) {
     d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> x, dy;
+        typename H::template row<T> x(p.x.type), dy(p.x.type);
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
         float xx, xd;
@@ -6492,7 +6551,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
     if (!can_hold(n) || p.x.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_rms_norm_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_rms_norm_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
@@ -6590,7 +6649,8 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
     return row;
 }
 
-template <typename M, typename ROW>
+// M: type of the mask. E: type of x.
+template <typename M, typename E, typename ROW>
 static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
     const typename ROW::word * words, ROW & x) {
     typedef d_pack<M, ROW::N> pack;
@@ -6598,25 +6658,37 @@ static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, con
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         m[k] = x.place(k) < n ? *(const pack *) ((const M *) row.mask + i0 + x.place(k)) : pack();
     }
-    x.unpack(words);
+    x.template unpack_as<E>(words);
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.v[k][j] * p.scale + row.slope * d_f32(m[k].v[j]); }
     }
 }
 
-// Converts elements of a row from i0 on to logits; -inf past the end.
-template <typename ROW>
-static inline __device__ void d_logits(
-    const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, const typename ROW::word * words, ROW & x) {
+template <typename E, typename ROW>
+static inline __device__ void d_logits_as(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
+    const typename ROW::word * words, ROW & x) {
     if (row.mask == nullptr) {
-        x.unpack(words);
+        x.template unpack_as<E>(words);
         x.all([&](float & v) { v = v * p.scale; });
     } else if (p.mask.type == GCUDA_TYPE_F32) {
-        d_masked_logits<float>(p, row, i0, n, words, x);
+        d_masked_logits<float, E>(p, row, i0, n, words, x);
     } else if (p.mask.type == GCUDA_TYPE_F16) {
-        d_masked_logits<__half>(p, row, i0, n, words, x);
+        d_masked_logits<__half, E>(p, row, i0, n, words, x);
     } else {
-        d_masked_logits<__nv_bfloat16>(p, row, i0, n, words, x);
+        d_masked_logits<__nv_bfloat16, E>(p, row, i0, n, words, x);
+    }
+}
+
+// Converts elements of a row from i0 on to logits; -inf past the end.
+template <typename ROW>
+static inline __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
+    const typename ROW::word * words, ROW & x) {
+    if constexpr (ROW::IS_F32) {
+        d_logits_as<float>(p, row, i0, n, words, x);
+    } else if (x.is_bf16) {
+        d_logits_as<__nv_bfloat16>(p, row, i0, n, words, x);
+    } else {
+        d_logits_as<__half>(p, row, i0, n, words, x);
     }
     UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
         UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.place(k) < n ? x.v[k][j] : -INFINITY; }
@@ -6659,7 +6731,7 @@ template <typename T, typename H>
 static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_regs(const gcuda_soft_max_args p) {
     d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.fetch(d_at(p.x, row.at), n, words);
         d_logits(p, row, 0, n, words, x);
@@ -6683,7 +6755,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of<T>(p.x, b);
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         x.fetch(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
@@ -6698,7 +6770,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         const d_part q = d_part_of<T>(p.x, b);
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
-        typename H::template row<T> x;
+        typename H::template row<T> x(p.x.type);
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
         d_pdl_wait();
@@ -6730,7 +6802,7 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
     if (n == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         const size_t pack = d_wide<T>::N * gcuda_type_size(p.mask.type);
         const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0 &&
@@ -6906,7 +6978,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 //   needs   equal types; H::WIDE: packed rows aligned to 16 bytes. dx may be dy or y
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gcuda_soft_max_back_args p) {
     d_rows_in_regs<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
-        typename H::template row<T> y, dy;
+        typename H::template row<T> y(p.y.type), dy(p.y.type);
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
         float dot = 0.0f;
@@ -6947,7 +7019,7 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
     if (!can_hold(n) || p.y.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_soft_max_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
-    return with_float(p.y.type, [&](auto v) {
+    return with_float_size(p.y.type, [&](auto v) {
         return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_soft_max_back_regs<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
@@ -6976,38 +7048,63 @@ template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     return threadIdx.x % 32 > 0 ? before : (F) 0;
 }
 
-template <typename T, bool WIDE> struct d_stretch { // segment of SCAN_THREADS threads
+// T: float or any16.
+template <typename T, bool WIDE> struct d_cumsum_segment {
     static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
     float v[4][N];
+    bool is_bf16; // of any16
 
+    explicit inline __device__ d_cumsum_segment(gcuda_type type) : is_bf16(type == GCUDA_TYPE_BF16) {}
     static inline __device__ int place(int k) { return (k * SCAN_THREADS + (int) threadIdx.x) * N; }
+    template <typename E> inline __device__ void unpack_as(const T (&raw)[4][N]) {
+        for (int k = 0; k < 4; ++k) {
+            E h[N];
+            memcpy(h, raw[k], sizeof(h));
+            for (int j = 0; j < N; ++j) { v[k][j] = d_f32(h[j]); }
+        }
+    }
     template <bool LAST = false> inline __device__ void load(const gcuda_array & a, const char * row, int64_t n) {
-        if (WIDE) {
-            uint4 raw[4];
-            for (int k = 0; k < 4; ++k) {
+        alignas(16) T raw[4][N];
+        for (int k = 0; k < 4; ++k) {
+            if constexpr (WIDE) {
                 const T * x = (const T *) row + place(k);
-                raw[k] = LAST ? d_load_last(x, n - place(k)) : d_load_raw(x, n - place(k));
-            }
-            for (int k = 0; k < 4; ++k) { d_unpack<T>(raw[k], v[k]); }
-        } else {
-            for (int k = 0; k < 4; ++k) {
+                const uint4 w = LAST ? d_load_last(x, n - place(k)) : d_load_raw(x, n - place(k));
+                memcpy(raw[k], &w, sizeof(w));
+            } else {
                 for (int j = 0; j < N; ++j) {
-                    v[k][j] = place(k) + j < n ? d_f32(*(const T *) (row + (place(k) + j) * (int64_t) a.nb[0])) : 0.0f;
+                    raw[k][j] = place(k) + j < n ? *(const T *) (row + (place(k) + j) * (int64_t) a.nb[0]) : T();
+                }
+            }
+        }
+        if constexpr (sizeof(T) == 4) {
+            unpack_as<float>(raw);
+        } else if (is_bf16) {
+            unpack_as<__nv_bfloat16>(raw);
+        } else {
+            unpack_as<__half>(raw);
+        }
+    }
+    template <typename E, bool LAST>
+    inline __device__ void store_as(const gcuda_array & a, char * row, int64_t n) const {
+        for (int k = 0; k < 4; ++k) {
+            if (WIDE && LAST) {
+                d_store_last((E *) row + place(k), n - place(k), v[k]);
+            } else if (WIDE) {
+                d_store_wide((E *) row + place(k), n - place(k), v[k]);
+            } else {
+                for (int j = 0; j < N; ++j) {
+                    if (place(k) + j < n) { d_put((E *) (row + (place(k) + j) * (int64_t) a.nb[0]), v[k][j]); }
                 }
             }
         }
     }
     template <bool LAST = false> inline __device__ void store(const gcuda_array & a, char * row, int64_t n) const {
-        for (int k = 0; k < 4; ++k) {
-            if (WIDE && LAST) {
-                d_store_last((T *) row + place(k), n - place(k), v[k]);
-            } else if (WIDE) {
-                d_store_wide((T *) row + place(k), n - place(k), v[k]);
-            } else {
-                for (int j = 0; j < N; ++j) {
-                    if (place(k) + j < n) { d_put((T *) (row + (place(k) + j) * (int64_t) a.nb[0]), v[k][j]); }
-                }
-            }
+        if constexpr (sizeof(T) == 4) {
+            store_as<float, LAST>(a, row, n);
+        } else if (is_bf16) {
+            store_as<__nv_bfloat16, LAST>(a, row, n);
+        } else {
+            store_as<__half, LAST>(a, row, n);
         }
     }
 };
@@ -7017,12 +7114,108 @@ struct d_scan {
     gcuda_reduce_args p;
     int64_t n_parts, part;
 };
+
+// Recomputes the sum of elements [i0, end) of row x in double, after a sum in F32 was not finite.
+static NO_INLINE __device__ double d_cumsum_sum_double(const gcuda_array & a, const char * x, int64_t i0, int64_t end) {
+    double sum = 0.0;
+    for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) {
+        sum += (double) d_load(a.type, x + i * (int64_t) a.nb[0]);
+    }
+    return d_block_sum(sum);
+}
+
+// Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block
+// call it and get the sum up to the end of the segment.
+template <typename SEGMENT>
+static NO_INLINE __device__ double d_cumsum_segment_double(
+    const d_scan & q, const char * x, char * y, int64_t n, double before) {
+    __shared__ double sums[SCAN_THREADS / 32]; // per warp
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    SEGMENT s(q.p.x.type);
+    s.load(q.p.x, x, n);
+    for (int k = 0; k < 4; ++k) {
+        double own = 0.0;
+        for (int j = 0; j < SEGMENT::N; ++j) { own += (double) s.v[k][j]; }
+        const double scan = d_warp_scan(own);
+        __syncthreads(); // sums may still be read
+        if (lane == 31) { sums[warp] = scan; }
+        __syncthreads();
+        double left = before;
+        for (int w = 0; w < SCAN_THREADS / 32; ++w) {
+            left += w < warp ? sums[w] : 0.0;
+            before += sums[w];
+        }
+        left += d_warp_before(scan);
+        for (int j = 0; j < SEGMENT::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
+    }
+    s.store(q.p.y, y, n);
+    return before;
+}
+
+// Sum of the parts [begin, b) of a row. Also checks the result of part b, which is overwritten if y is x. Returns false
+// on all threads if MAY_MISS and a result is missing.
+template <bool MAY_MISS>
+static inline __device__ bool d_cumsum_parts_before(const d_scan & q, int64_t begin, int64_t b, double * before) {
+    if (!MAY_MISS) { d_pdl_wait(); }
+    bool is_missing = false;
+    double sum = 0.0;
+    const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
+    FOR_ROW_ELEMENTS(k, b - begin + 1) {
+        const double part = d_found<double>(found + k, &is_missing);
+        sum += begin + k < b ? part : 0.0;
+    }
+    if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
+    *before = d_block_sum(sum);
+    return true;
+}
+
+// Scans within vectors, in place, and within warps: scan[k] is the sum of a thread's vector k and those of lower lanes.
+template <typename SEGMENT> static inline __device__ void d_cumsum_warps(SEGMENT & s, float (&scan)[4]) {
+    for (int k = 0; k < 4; ++k) {
+        for (int j = 1; j < SEGMENT::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
+        scan[k] = d_warp_scan(s.v[k][SEGMENT::N - 1]);
+    }
+}
+
+// Scans over the block: sums[k * warps + warp] becomes the sum before a warp's vectors k, *total that of the segment.
+static inline __device__ void d_cumsum_block(const float (&scan)[4], float * sums, float * total) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int k = 0; k < 4; ++k) {
+        if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const float all = d_warp_scan(sums[lane]);
+        sums[lane] = d_warp_before(all);
+        if (lane == 31) { *total = all; }
+    }
+    __syncthreads();
+}
+
+// Adds the sums before each vector and before the segment. Returns NaN if a sum within the segment is infinite or NaN,
+// else 0.
+template <typename SEGMENT>
+static inline __device__ float d_cumsum_add_before(
+    SEGMENT & s, const float (&scan)[4], const float * sums, double before) {
+    const int warp = (int) threadIdx.x / 32;
+    float lost = 0.0f;
+    for (int k = 0; k < 4; ++k) {
+        const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
+        for (int j = 0; j < SEGMENT::N; ++j) {
+            const float within = left + s.v[k][j];
+            lost = fmaf(within, 0.0f, lost);
+            s.v[k][j] = (float) (before + (double) within);
+        }
+    }
+    return lost;
+}
+
 template <typename T, bool IS_WIDE> struct d_cumsum_parts {
     struct H {
         static const int BLOCK = SCAN_THREADS, LEAST = 4;
     };
     static const bool MAY_INTERLEAVE = IS_WIDE && sizeof(T) == 4;
-    typedef d_stretch<T, IS_WIDE> stretch;
+    typedef d_cumsum_segment<T, IS_WIDE> segment;
 
     static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
 
@@ -7030,111 +7223,50 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
         const int64_t row = (uint32_t) b / (uint32_t) q.n_parts, i0 = (b - row * q.n_parts) * q.part, end = end_of(q, i0);
         const char * x = d_row(q.p.x, row);
         double sum = 0.0;
-        for (int64_t i = i0; i < end; i += stretch::SIZE) {
-            stretch s;
+        for (int64_t i = i0; i < end; i += segment::SIZE) {
+            segment s(q.p.x.type);
             float own = 0.0f;
             s.load(q.p.x, x + i * (int64_t) q.p.x.nb[0], end - i);
             for (int k = 0; k < 4; ++k) {
-                for (int j = 0; j < stretch::N; ++j) { own += s.v[k][j]; }
+                for (int j = 0; j < segment::N; ++j) { own += s.v[k][j]; }
             }
             sum += (double) own;
         }
         sum = d_block_sum(sum);
-        if (!(fabs(sum) <= 1.7976931348623157e308)) { sum = find_double(q, x, i0, end); } // uniform: sum is equal on all threads
+        const bool is_finite = fabs(sum) <= 1.7976931348623157e308; // the same on all threads
+        if (!is_finite) { sum = d_cumsum_sum_double(q.p.x, x, i0, end); }
         if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
     }
 
-    // Recomputes a part's sum in double, after a sum in F32 was not finite.
-    static NO_INLINE __device__ double find_double(const d_scan & q, const char * x, int64_t i0, int64_t end) {
-        double sum = 0.0;
-        for (int64_t i = i0 + threadIdx.x; i < end; i += SCAN_THREADS) { sum += (double) d_f32(*(const T *) (x + i * (int64_t) q.p.x.nb[0])); }
-        return d_block_sum(sum);
-    }
-
-    // Recomputes and stores a segment of n elements in double, after a sum in F32 was not finite. All threads of the block call it
-    // and get the sum up to the end of the segment.
-    static NO_INLINE __device__ double finish_double(const d_scan & q, const char * x, char * y, int64_t n, double before) {
-        __shared__ double sums[SCAN_THREADS / 32]; // per warp
-        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-        stretch s;
-        s.load(q.p.x, x, n);
-        for (int k = 0; k < 4; ++k) {
-            double own = 0.0;
-            for (int j = 0; j < stretch::N; ++j) { own += (double) s.v[k][j]; }
-            const double scan = d_warp_scan(own);
-            __syncthreads(); // sums may still be read
-            if (lane == 31) { sums[warp] = scan; }
-            __syncthreads();
-            double left = before;
-            for (int w = 0; w < SCAN_THREADS / 32; ++w) {
-                left += w < warp ? sums[w] : 0.0;
-                before += sums[w];
-            }
-            left += d_warp_before(scan);
-            for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (left += (double) s.v[k][j]); }
-        }
-        s.store(q.p.y, y, n);
-        return before;
-    }
-
     template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
-        __shared__ float sums[32]; // first the sums of the warps in four rounds, then their exclusive scan
+        __shared__ float sums[32]; // of the warps in four rounds
         __shared__ float total;
-        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
         const int64_t row = q.n_parts > 1 ? (uint32_t) b / (uint32_t) q.n_parts : b;
         const int64_t i0 = (b - row * q.n_parts) * q.part;
         const char * x = d_row(q.p.x, row) + i0 * (int64_t) q.p.x.nb[0];
         char * y = d_row(q.p.y, row) + i0 * (int64_t) q.p.y.nb[0];
         double before = 0.0;
         bool is_begin = q.n_parts > 1;
-        for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
-            stretch s;
-            float scan[4], lost = 0.0f;
+        for (int64_t n = end_of(q, i0) - i0; n > 0; n -= segment::SIZE) {
+            segment s(q.p.x.type);
+            float scan[4];
             s.template load<MAY_MISS>(q.p.x, x, n);
-            if (is_begin) {
-                if (!MAY_MISS) { d_pdl_wait(); }
-                bool is_missing = false; // includes this part, which is overwritten if y is x
-                const int64_t begin = row * q.n_parts;
-                const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
-                FOR_ROW_ELEMENTS(k, b - begin + 1) {
-                    const double sum = d_found<double>(found + k, &is_missing);
-                    before += begin + k < b ? sum : 0.0;
-                }
-                if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
-                before = d_block_sum(before);
+            if (is_begin) { // after the load of the first segment, which needs no other part
+                if (!d_cumsum_parts_before<MAY_MISS>(q, row * q.n_parts, b, &before)) { return false; }
                 is_begin = false;
             }
-            for (int k = 0; k < 4; ++k) {
-                for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
-                scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
-            }
-            for (int k = 0; k < 4; ++k) {
-                if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
-            }
-            __syncthreads();
-            if (warp == 0) {
-                const float all = d_warp_scan(sums[lane]);
-                sums[lane] = d_warp_before(all);
-                if (lane == 31) { total = all; }
-            }
-            __syncthreads();
-            for (int k = 0; k < 4; ++k) {
-                const float left = d_warp_before(scan[k]) + sums[k * (SCAN_THREADS / 32) + warp];
-                for (int j = 0; j < stretch::N; ++j) {
-                    const float within = left + s.v[k][j];
-                    lost = fmaf(within, 0.0f, lost); // NaN from the first infinite or NaN sum on
-                    s.v[k][j] = (float) (before + (double) within);
-                }
-            }
+            d_cumsum_warps(s, scan);
+            d_cumsum_block(scan, sums, &total);
+            const float lost = d_cumsum_add_before(s, scan, sums, before);
             const double all = (double) total;
             if (__syncthreads_or(isnan(lost))) { // sums and total may be overwritten; y, which may be x, holds nothing of the segment yet
-                before = finish_double(q, x, y, n, before);
+                before = d_cumsum_segment_double<segment>(q, x, y, n, before);
             } else {
                 s.template store<MAY_MISS>(q.p.y, y, n);
                 before += all;
             }
-            x += stretch::SIZE * (int64_t) q.p.x.nb[0];
-            y += stretch::SIZE * (int64_t) q.p.y.nb[0];
+            x += segment::SIZE * (int64_t) q.p.x.nb[0];
+            y += segment::SIZE * (int64_t) q.p.y.nb[0];
         }
         return true;
     }
@@ -7142,9 +7274,10 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
 
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every segment, or the whole row
-    const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
-    const bool may_take_turns = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * stretch; // interleaved passes use short parts
-    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
+    const int64_t n = n_elements(x), row = x.ne[0], segment = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
+    const bool may_interleave = n * (int64_t) sizeof(float) > INTERLEAVE_FROM_BYTES && row <= 768 * segment;
+    const int64_t usual = n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few elements: more blocks
+    const int64_t part = may_interleave ? segment : usual;                 // interleaved passes use short parts
     return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
@@ -7157,7 +7290,7 @@ size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
     const d_scan q = { p, scan_parts(p.x), scan_part(p.x) };
     const int64_t n = n_rows(p.x) * q.n_parts;
-    return with_float(p.x.type, [&](auto v) {
+    return with_float_size(p.x.type, [&](auto v) {
         typedef decltype(v) T;
         typedef d_cumsum_parts<T, WIDE> OP;
         return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
@@ -8512,133 +8645,211 @@ struct d_tap {
     int dx, dy;
 };
 
+// Sizes of k_conv_2d_mma: a block computes BM output channels by BN pixels with 2 x 4 warps, WORDS words of K at once.
+// A word is two F16 or one TF32.
+template <typename TX_, typename TW_, bool IS_F16_, int BM_, int BN_, int WORDS_> struct conv_mma {
+    typedef TX_ TX;
+    typedef TW_ TW;
+    static const bool IS_F16 = IS_F16_;
+    static const int BM = BM_, BN = BN_, WORDS = WORDS_;
+    static const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
+    static const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4; // PITCH in words: no bank conflicts within a fragment
+    static const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS; // threads per pixel; taps per thread
+    static const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements per 16 bytes; chunks per thread
+    static const int MI = BM / 32, NI = BN / 32; // fragments per warp
+};
+// Tiles in shared memory, two stages of each.
+template <typename S> struct d_conv_mma_stages {
+    uint32_t (* a)[S::BM * S::PITCH], (* b)[S::BN * S::PITCH];
+    d_tap (* taps)[S::DEPTH];
+};
+// Output channels and pixels of a block, and the pixel whose patch a thread gathers.
+template <typename S> struct d_conv_mma_tile {
+    uint32_t n_oc, n_taps, oc0, pixel0;
+    bool can_chunk; // weights are read 16 bytes at a time
+    int x0, y0; // of the patch; outside of the image past the last pixel
+    const char * first; // element of the image at x0, y0
+
+    static inline __device__ int own_pixel() { return (int) threadIdx.x % S::BN; }
+    static inline __device__ int own_tap() { return (int) threadIdx.x / S::BN * S::OWN; }
+};
+
+// Loads of a thread for the next tile of K.
+template <typename S> struct d_conv_mma_loads {
+    uint4 a[S::A_CHUNKS];
+    float b[S::OWN];
+};
+
+// Positions of the taps of a tile of K, one per thread.
+template <typename S>
+static inline __device__ void d_conv_mma_find_taps(
+    const d_conv_mma_stages<S> & shared, const gcuda_conv_args & p, uint32_t n_taps, uint32_t tile) {
+    const int tid = (int) threadIdx.x;
+    const uint32_t kw_n = (uint32_t) p.kernel.ne[0], kh_n = (uint32_t) p.kernel.ne[1];
+    if (tid < S::DEPTH) {
+        const uint32_t k = tile * S::DEPTH + (uint32_t) tid, q = k / kw_n, c = q / kh_n;
+        d_tap tap = { 0, -4 * CONV_FAR, 0 }; // past the last tap: outside of every image
+        if (k < n_taps) {
+            tap.dx = (int) (k - q * kw_n) * p.d0;
+            tap.dy = (int) (q - c * kh_n) * p.d1;
+            tap.offset = tap.dx * (int64_t) p.x.nb[0] + tap.dy * (int64_t) p.x.nb[1] + c * (int64_t) p.x.nb[2];
+        }
+        shared.taps[tile % 2][tid] = tap;
+    }
+}
+
+// Loads a thread's weights of a tile of K to registers; zeros past the last output channel and tap.
+template <typename S>
+static inline __device__ void d_conv_mma_load_weights(
+    d_conv_mma_loads<S> & next, const d_conv_mma_tile<S> & t, const gcuda_conv_args & p, uint32_t tile) {
+    typedef typename S::TW TW;
+    UNROLL for (int i = 0; i < S::A_CHUNKS; ++i) {
+        const int chunk = (int) threadIdx.x + i * 256;
+        const uint32_t oc = t.oc0 + (uint32_t) (chunk / S::ROW_CHUNKS);
+        const uint32_t k = tile * S::DEPTH + (uint32_t) (chunk % S::ROW_CHUNKS * S::CHUNK);
+        const TW * from = (const TW *) p.kernel.data + oc * (int64_t) t.n_taps + k;
+        next.a[i] = make_uint4(0, 0, 0, 0);
+        if (oc < t.n_oc && t.can_chunk && k < t.n_taps) {
+            next.a[i] = *(const uint4 *) from;
+        } else if (oc < t.n_oc) {
+            uint32_t w[4];
+            UNROLL for (int j = 0; j < 4; ++j) {
+                if (S::IS_F16) {
+                    const float lo = k + 2 * (uint32_t) j < t.n_taps ? d_f32(from[2 * j]) : 0.0f;
+                    w[j] = d_pack_half2(lo, k + 2 * (uint32_t) j + 1 < t.n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
+                } else {
+                    w[j] = __float_as_uint(k + (uint32_t) j < t.n_taps ? d_f32(from[j]) : 0.0f);
+                }
+            }
+            next.a[i] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+// Loads a thread's elements of its patch to registers; zeros outside of the image.
+template <typename S>
+static inline __device__ void d_conv_mma_load_patch(d_conv_mma_loads<S> & next, const d_conv_mma_tile<S> & t,
+    const d_conv_mma_stages<S> & shared, int wide, int high, uint32_t tile) {
+    UNROLL for (int i = 0; i < S::OWN; ++i) {
+        const d_tap tap = shared.taps[tile % 2][t.own_tap() + i];
+        const bool is_in = (unsigned) (t.x0 + tap.dx) < (unsigned) wide && (unsigned) (t.y0 + tap.dy) < (unsigned) high;
+        next.b[i] = is_in ? d_f32(*(const typename S::TX *) (t.first + tap.offset)) : 0.0f;
+    }
+}
+
+// Stores the loads of a tile of K in its stage, rounded to F16 or TF32.
+template <typename S>
+static inline __device__ void d_conv_mma_put(
+    const d_conv_mma_loads<S> & next, const d_conv_mma_stages<S> & shared, uint32_t tile) {
+    typedef d_conv_mma_tile<S> T;
+    uint32_t * a = shared.a[tile % 2], * b = shared.b[tile % 2];
+    b += T::own_pixel() * S::PITCH + T::own_tap() / S::PER_WORD;
+    UNROLL for (int i = 0; i < S::A_CHUNKS; ++i) {
+        const int chunk = (int) threadIdx.x + i * 256;
+        uint4 w = next.a[i];
+        if (!S::IS_F16) {
+            w = make_uint4(d_tf32(__uint_as_float(w.x)), d_tf32(__uint_as_float(w.y)), d_tf32(__uint_as_float(w.z)),
+                d_tf32(__uint_as_float(w.w)));
+        }
+        *(uint4 *) (a + chunk / S::ROW_CHUNKS * S::PITCH + chunk % S::ROW_CHUNKS * 4) = w;
+    }
+    UNROLL for (int i = 0; i < S::OWN / S::PER_WORD; i += 4) {
+        uint32_t w[4];
+        UNROLL for (int j = 0; j < 4; ++j) {
+            const int k = 2 * (i + j);
+            w[j] = S::IS_F16 ? d_pack_half2(next.b[k % S::OWN], next.b[(k + 1) % S::OWN]) : d_tf32(next.b[i + j]);
+        }
+        *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+// Multiplies a stage by fragments; adds to a warp's accumulators.
+template <typename S>
+static inline __device__ void d_conv_mma_multiply(
+    const d_conv_mma_stages<S> & shared, uint32_t tile, float (&acc)[S::MI][S::NI][4]) {
+    const int PITCH = S::PITCH, lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int wm = warp / 4, wn = warp % 4;
+    const uint32_t * a = shared.a[tile % 2] + (wm * S::BM / 2 + lane / 4) * PITCH + lane % 4;
+    const uint32_t * b = shared.b[tile % 2] + (wn * S::BN / 4 + lane / 4) * PITCH + lane % 4;
+    UNROLL for (int step = 0; step < S::WORDS; step += 8) {
+        uint32_t fa[S::MI][4], fb[S::NI][2];
+        UNROLL for (int i = 0; i < S::MI; ++i) {
+            UNROLL for (int j = 0; j < 4; ++j) { fa[i][j] = a[(i * 16 + j % 2 * 8) * PITCH + step + j / 2 * 4]; }
+        }
+        UNROLL for (int i = 0; i < S::NI; ++i) {
+            UNROLL for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * PITCH + step + j * 4]; }
+        }
+        UNROLL for (int i = 0; i < S::MI; ++i) {
+            UNROLL for (int j = 0; j < S::NI; ++j) { d_mma_words<S::IS_F16>(acc[i][j], fa[i], fb[j]); }
+        }
+    }
+}
+
+// Stores a warp's accumulators.
+template <typename S>
+static inline __device__ void d_conv_mma_store(const d_conv_mma_tile<S> & t, const gcuda_conv_args & p,
+    uint32_t n_pixels, uint32_t image_pixels, const float (&acc)[S::MI][S::NI][4]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, wm = warp / 4, wn = warp % 4;
+    UNROLL for (int i = 0; i < S::MI * S::NI * 4; ++i) {
+        const int m = i / 4 / S::NI, n = i / 4 % S::NI, j = i % 4;
+        const uint32_t oc = t.oc0 + (uint32_t) (wm * S::BM / 2 + m * 16 + lane / 4 + j / 2 * 8);
+        const uint32_t to = t.pixel0 + (uint32_t) (wn * S::BN / 4 + n * 8 + lane % 4 * 2 + j % 2);
+        const uint32_t image = to / image_pixels;
+        if (oc < t.n_oc && to < n_pixels) {
+            typename S::TX * y = (typename S::TX *) p.y.data + (image * (int64_t) t.n_oc + oc) * image_pixels;
+            d_put(y + (to - image * image_pixels), acc[m][n][j]);
+        }
+    }
+}
+
 // 2D convolution as implicit GEMM with mma.sync. A block computes BM output channels by BN pixels; 8 warps, 2 x 4. A tile of K is
-// WORDS words deep; a word is two F16 or one TF32. Operands go through registers, so that loads overlap the products.
+// WORDS words deep. Operands go through registers, so that loads overlap the products.
 //   shared  two stages of (BM + BN) * (WORDS + 4) words and tap offsets
 //   floor   2 OC K pixels operations; x mostly from cache
 //   needs   kernel and y contiguous, x and y of type TX; sizes below CONV_FAR and int range (conv_is_far)
 template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, uint32_t n_pixels, uint32_t n_taps) {
-    const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
-    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4; // PITCH in words: no bank conflicts within a fragment
-    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS; // threads per pixel; taps per thread
-    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements per 16 bytes; chunks per thread
-    const int MI = BM / 32, NI = BN / 32; // fragments per warp: 2 x 4 warps
-    alignas(16) __shared__ uint32_t a_tile[2][BM * PITCH], b_tile[2][BN * PITCH];
-    __shared__ d_tap taps[2][DEPTH];
-    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
-    const uint32_t n_oc = (uint32_t) p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
-    const uint32_t row_pixels = (uint32_t) p.y.ne[0], image_pixels = row_pixels * (uint32_t) p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
-    const uint32_t kw_n = (uint32_t) p.kernel.ne[0], kh_n = (uint32_t) p.kernel.ne[1];
-    const bool can_chunk = n_taps % CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
-    const int own_pixel = tid % BN, own_tap = tid / BN * OWN, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
-
+    typedef conv_mma<TX, TW, IS_F16, BM, BN, WORDS> S;
+    alignas(16) __shared__ uint32_t a_tile[2][BM * S::PITCH], b_tile[2][BN * S::PITCH];
+    __shared__ d_tap taps[2][S::DEPTH];
+    const d_conv_mma_stages<S> shared = { a_tile, b_tile, taps };
+    d_conv_mma_tile<S> t;
+    d_conv_mma_loads<S> next;
+    t.n_oc = (uint32_t) p.kernel.ne[3], t.n_taps = n_taps;
+    t.can_chunk = n_taps % S::CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
+    const uint32_t n_m = (t.n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
+    const uint32_t n_k = (n_taps + S::DEPTH - 1) / S::DEPTH;
+    const uint32_t row_pixels = (uint32_t) p.y.ne[0], image_pixels = row_pixels * (uint32_t) p.y.ne[1];
+    const int wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
+    const auto load = [&](uint32_t tile) {
+        d_conv_mma_load_weights<S>(next, t, p, tile);
+        d_conv_mma_load_patch<S>(next, t, shared, wide, high, tile);
+    };
     FOR_ROWS(block, n_m * (int64_t) n_n) {
-        const uint32_t tile_n = (uint32_t) (block / n_m), oc0 = ((uint32_t) block - tile_n * n_m) * BM, pixel0 = tile_n * BN;
-        const uint32_t pixel = pixel0 + (uint32_t) own_pixel, image = pixel / image_pixels, at = pixel - image * image_pixels;
-        const uint32_t oy = at / row_pixels, ox = at - oy * row_pixels;
-        const int x0 = pixel < n_pixels ? (int) ox * p.s0 - p.p0 : -CONV_FAR, y0 = (int) oy * p.s1 - p.p1;
-        const char * first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + y0 * (int64_t) p.x.nb[1] +
-                             (pixel < n_pixels ? x0 : 0) * (int64_t) p.x.nb[0];
-        float acc[MI][NI][4];
-        uint4 a_next[A_CHUNKS];
-        float b_next[OWN];
-
-        auto find_taps = [&](uint32_t tile) {
-            if (tid < DEPTH) {
-                const uint32_t k = tile * DEPTH + (uint32_t) tid, q = k / kw_n, c = q / kh_n;
-                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // past the last tap: outside of every image
-                if (k < n_taps) {
-                    tap.dx = (int) (k - q * kw_n) * p.d0;
-                    tap.dy = (int) (q - c * kh_n) * p.d1;
-                    tap.offset = tap.dx * (int64_t) p.x.nb[0] + tap.dy * (int64_t) p.x.nb[1] + c * (int64_t) p.x.nb[2];
-                }
-                taps[tile % 2][tid] = tap;
-            }
-        };
-        auto load = [&](uint32_t tile) {
-            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-                const int chunk = tid + i * 256;
-                const uint32_t oc = oc0 + (uint32_t) (chunk / ROW_CHUNKS), k = tile * DEPTH + (uint32_t) (chunk % ROW_CHUNKS * CHUNK);
-                const TW * from = (const TW *) p.kernel.data + oc * (int64_t) n_taps + k;
-                a_next[i] = make_uint4(0, 0, 0, 0);
-                if (oc < n_oc && can_chunk && k < n_taps) {
-                    a_next[i] = *(const uint4 *) from;
-                } else if (oc < n_oc) {
-                    uint32_t w[4];
-                    UNROLL for (int j = 0; j < 4; ++j) {
-                        if (IS_F16) {
-                            const float lo = k + 2 * (uint32_t) j < n_taps ? d_f32(from[2 * j]) : 0.0f;
-                            w[j] = d_pack_half2(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
-                        } else {
-                            w[j] = __float_as_uint(k + (uint32_t) j < n_taps ? d_f32(from[j]) : 0.0f);
-                        }
-                    }
-                    a_next[i] = make_uint4(w[0], w[1], w[2], w[3]);
-                }
-            }
-            UNROLL for (int i = 0; i < OWN; ++i) {
-                const d_tap tap = taps[tile % 2][own_tap + i];
-                const bool is_in = (unsigned) (x0 + tap.dx) < (unsigned) wide && (unsigned) (y0 + tap.dy) < (unsigned) high;
-                b_next[i] = is_in ? d_f32(*(const TX *) (first + tap.offset)) : 0.0f;
-            }
-        };
-        auto put = [&](uint32_t tile) {
-            uint32_t * a = a_tile[tile % 2], * b = b_tile[tile % 2] + own_pixel * PITCH + own_tap / PER_WORD;
-            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-                const int chunk = tid + i * 256;
-                uint4 w = a_next[i];
-                if (!IS_F16) {
-                    w = make_uint4(d_tf32(__uint_as_float(w.x)), d_tf32(__uint_as_float(w.y)), d_tf32(__uint_as_float(w.z)),
-                        d_tf32(__uint_as_float(w.w)));
-                }
-                *(uint4 *) (a + chunk / ROW_CHUNKS * PITCH + chunk % ROW_CHUNKS * 4) = w;
-            }
-            UNROLL for (int i = 0; i < OWN / PER_WORD; i += 4) {
-                uint32_t w[4];
-                UNROLL for (int j = 0; j < 4; ++j) {
-                    w[j] = IS_F16 ? d_pack_half2(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
-                }
-                *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
-            }
-        };
-
-        UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
+        const uint32_t tile_n = (uint32_t) (block / n_m);
+        t.oc0 = ((uint32_t) block - tile_n * n_m) * BM, t.pixel0 = tile_n * BN;
+        const uint32_t pixel = t.pixel0 + (uint32_t) t.own_pixel(), image = pixel / image_pixels;
+        const uint32_t at = pixel - image * image_pixels, oy = at / row_pixels, ox = at - oy * row_pixels;
+        t.x0 = pixel < n_pixels ? (int) ox * p.s0 - p.p0 : -CONV_FAR, t.y0 = (int) oy * p.s1 - p.p1;
+        t.first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + t.y0 * (int64_t) p.x.nb[1] +
+                  (pixel < n_pixels ? t.x0 : 0) * (int64_t) p.x.nb[0];
+        float acc[S::MI][S::NI][4];
+        UNROLL for (int i = 0; i < S::MI * S::NI * 4; ++i) { acc[i / 4 / S::NI][i / 4 % S::NI][i % 4] = 0.0f; }
         __syncthreads(); // the previous block's tiles have been read
-        find_taps(0);
+        d_conv_mma_find_taps<S>(shared, p, n_taps, 0);
         __syncthreads();
         load(0);
-        find_taps(1);
-        put(0);
+        d_conv_mma_find_taps<S>(shared, p, n_taps, 1);
+        d_conv_mma_put<S>(next, shared, 0);
         __syncthreads();
         for (uint32_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
-            find_taps(tile + 2); // overwrites the taps of this tile, which all threads read before the last barrier
-            const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
-            const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
-            UNROLL for (int step = 0; step < WORDS; step += 8) {
-                uint32_t fa[MI][4], fb[NI][2];
-                UNROLL for (int i = 0; i < MI; ++i) {
-                    UNROLL for (int j = 0; j < 4; ++j) { fa[i][j] = a[(i * 16 + j % 2 * 8) * PITCH + step + j / 2 * 4]; }
-                }
-                UNROLL for (int i = 0; i < NI; ++i) {
-                    UNROLL for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * PITCH + step + j * 4]; }
-                }
-                UNROLL for (int i = 0; i < MI; ++i) {
-                    UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<IS_F16>(acc[i][j], fa[i], fb[j]); }
-                }
-            }
-            if (tile + 1 < n_k) { put(tile + 1); }
+            d_conv_mma_find_taps<S>(shared, p, n_taps, tile + 2); // overwrites those of this tile, which have been read
+            d_conv_mma_multiply<S>(shared, tile, acc);
+            if (tile + 1 < n_k) { d_conv_mma_put<S>(next, shared, tile + 1); }
             __syncthreads();
         }
-        UNROLL for (int i = 0; i < MI * NI * 4; ++i) {
-            const int m = i / 4 / NI, n = i / 4 % NI, j = i % 4;
-            const uint32_t oc = oc0 + (uint32_t) (wm * BM / 2 + m * 16 + lane / 4 + j / 2 * 8);
-            const uint32_t to = pixel0 + (uint32_t) (wn * BN / 4 + n * 8 + lane % 4 * 2 + j % 2), to_image = to / image_pixels;
-            if (oc < n_oc && to < n_pixels) {
-                d_put((TX *) p.y.data + (to_image * (int64_t) n_oc + oc) * image_pixels + (to - to_image * image_pixels), acc[m][n][j]);
-            }
-        }
+        d_conv_mma_store<S>(t, p, n_pixels, image_pixels, acc);
     }
 }
 
@@ -10584,111 +10795,162 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
 #define SCAN_TOKENS 8 // tokens per stage
 #define SCAN_BLOCK 128
 
+// Sizes of k_ssm_scan_staged. IS_ONE (one decay per head): a thread has two channels.
+template <int LANES_, int PER_, bool IS_ONE_> struct scan_stages {
+    static const int LANES = LANES_, PER = PER_, SIZE = LANES * PER;
+    static const int CH = IS_ONE_ ? 2 : 1, CHANNELS = SCAN_BLOCK / LANES * CH; // channels per thread, per block
+    static const int LOADS = (SCAN_TOKENS * SIZE / 4 + SCAN_BLOCK - 1) / SCAN_BLOCK; // vectors of B and of C per thread
+    static const int INPUTS = (SCAN_TOKENS * CHANNELS + SCAN_BLOCK - 1) / SCAN_BLOCK; // elements of x and of dt
+    static const bool IS_ONE = IS_ONE_;
+};
+// A stage in shared memory: rows of SCAN_TOKENS tokens. Separate arrays: nvcc keeps their addresses out of registers.
+template <typename S> struct d_scan_stage {
+    float (* b)[S::SIZE], (* c)[S::SIZE];
+    float (* xd)[S::CHANNELS], (* decay)[S::CHANNELS]; // decay: delta without IS_ONE
+};
+// Loads of a thread for the next stage. Their addresses are separate: with pointers in it nvcc takes more registers.
+template <typename S> struct d_scan_loads {
+    float4 b[S::LOADS], c[S::LOADS];
+    float x[S::INPUTS], dt[S::INPUTS];
+};
+
+// Loads the stage of tokens t0 and following to registers; zeros past the last token and state. from_: of token 0.
+template <typename S>
+static inline __device__ void d_scan_fetch(d_scan_loads<S> & l, const gcuda_ssm_scan_args & p, int64_t t0,
+    const char * const (&from_x)[S::INPUTS], const char * const (&from_dt)[S::INPUTS], const char * from_b,
+    const char * from_c) {
+    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x;
+    const int64_t n_tokens = p.x.ne[2];
+    UNROLL for (int i = 0; i < S::LOADS; ++i) {
+        const int at = tid + i * SCAN_BLOCK, t = at / (S::SIZE / 4), k = at % (S::SIZE / 4) * 4;
+        const bool is_in = t < SCAN_TOKENS && t0 + t < n_tokens && k < n;
+        l.b[i] = l.c[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (is_in) {
+            l.b[i] = *(const float4 *) (from_b + (t0 + t) * (int64_t) p.b.nb[2] + 4 * k);
+            l.c[i] = *(const float4 *) (from_c + (t0 + t) * (int64_t) p.c.nb[2] + 4 * k);
+        }
+    }
+    UNROLL for (int i = 0; i < S::INPUTS; ++i) {
+        const int64_t t = t0 + (tid + i * SCAN_BLOCK) / S::CHANNELS;
+        l.x[i] = t < n_tokens ? d_load(p.x.type, from_x[i] + t * (int64_t) p.x.nb[2]) : 0.0f;
+        l.dt[i] = t < n_tokens ? d_load(p.dt.type, from_dt[i] + t * (int64_t) p.dt.nb[1]) : 0.0f;
+    }
+}
+
+// Stores the loads in the stage of tokens t0 and following, dt as delta, x as delta x. A padding token keeps the state:
+// it has decay 1 (delta 0) and x 0. a: decay rates of the thread's channels, with IS_ONE.
+template <typename S>
+static inline __device__ void d_scan_put(const d_scan_stage<S> & stage, const d_scan_loads<S> & l,
+    const float (&a)[S::INPUTS], int64_t t0, int64_t n_tokens) {
+    const int tid = (int) threadIdx.x;
+    UNROLL for (int i = 0; i < S::LOADS; ++i) {
+        const int at = tid + i * SCAN_BLOCK, t = at / (S::SIZE / 4), k = at % (S::SIZE / 4) * 4;
+        if (t < SCAN_TOKENS) {
+            *(float4 *) &stage.b[t][k] = l.b[i];
+            *(float4 *) &stage.c[t][k] = l.c[i];
+        }
+    }
+    UNROLL for (int i = 0; i < S::INPUTS; ++i) {
+        const int t = (tid + i * SCAN_BLOCK) / S::CHANNELS, k = (tid + i * SCAN_BLOCK) % S::CHANNELS;
+        const float d = t0 + t < n_tokens ? d_softplus20(l.dt[i]) : 0.0f;
+        if (t < SCAN_TOKENS) {
+            stage.xd[t][k] = d * l.x[i];
+            // 0 times an infinite a is not 0
+            stage.decay[t][k] = !S::IS_ONE ? d : t0 + t < n_tokens ? expf(d * a[i]) : 1.0f;
+        }
+    }
+}
+
+// Advances the states st of a thread's channels by the stage's tokens; sum: its part of each token's result.
+template <typename S>
+static inline __device__ void d_scan_advance(const d_scan_stage<S> & stage, const float (&a)[S::PER],
+    float (&st)[S::CH][S::PER], float (&sum)[SCAN_TOKENS * S::CH]) {
+    const int lane = (int) threadIdx.x % S::LANES, own = (int) threadIdx.x / S::LANES * S::CH;
+    UNROLL for (int t = 0; t < SCAN_TOKENS; ++t) {
+        const float one = stage.decay[t][own];
+        UNROLL for (int i = 0; i < S::CH; ++i) { sum[t * S::CH + i] = 0.0f; }
+        UNROLL for (int k = 0; k < S::PER; k += 4) {
+            const float4 vb = *(const float4 *) &stage.b[t][d_spread<S::LANES>(lane, k)];
+            const float4 vc = *(const float4 *) &stage.c[t][d_spread<S::LANES>(lane, k)];
+            const float kb[4] = { vb.x, vb.y, vb.z, vb.w }, kc[4] = { vc.x, vc.y, vc.z, vc.w };
+            UNROLL for (int j = 0; j < 4; ++j) {
+                const float keep = S::IS_ONE ? one : expf(one * a[k + j]);
+                UNROLL for (int i = 0; i < S::CH; ++i) {
+                    st[i][k + j] = st[i][k + j] * keep + kb[j] * stage.xd[t][own + i];
+                    sum[t * S::CH + i] += st[i][k + j] * kc[j];
+                }
+            }
+        }
+    }
+}
+
+// Adds up the results of the stage's tokens over the lanes and stores them at y, of the thread's first channel.
+template <typename S>
+static inline __device__ void d_scan_store_sums(
+    float (&sum)[SCAN_TOKENS * S::CH], float * y, int64_t t0, int64_t n_tokens, int64_t per_seq) {
+    const int LANES = S::LANES, SUMS = SCAN_TOKENS * S::CH, EACH = SUMS > LANES ? SUMS / LANES : 1;
+    const int lane = (int) threadIdx.x % LANES;
+    d_spread_sums<LANES, SUMS>::add(sum, lane);
+    UNROLL for (int i = 0; i < EACH; ++i) {
+        const int at = lane * SUMS / LANES + i;
+        const int64_t t = t0 + at / S::CH;
+        if (lane % (LANES / SUMS > 0 ? LANES / SUMS : 1) == 0 && t < n_tokens) { y[t * per_seq + at % S::CH] = sum[i]; }
+    }
+}
+
 // Selective scan with SCAN_TOKENS tokens per stage in shared memory; the next stage is loaded to registers meanwhile. All channels
-// of a block share a group, so that B and C are read once for them. IS_ONE (one decay per head): a thread has two channels.
-// Padding tokens leave the state unchanged.
+// of a block share a group, so that B and C are read once for them.
 //   shared  SCAN_TOKENS * (2 * LANES * PER + 2 * CHANNELS) floats, at most 18 KiB
 //   floor   state read and written once; x, dt, B, C read; y written
 //   needs   s, B, C in F32 and aligned to 16 bytes; channels of a group a multiple of CHANNELS
 template <int LANES, int PER, bool IS_ONE>
 static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
-    const int CH = IS_ONE ? 2 : 1, CHANNELS = SCAN_BLOCK / LANES * CH, SIZE = LANES * PER;
-    const int LOADS = (SCAN_TOKENS * SIZE / 4 + SCAN_BLOCK - 1) / SCAN_BLOCK;
-    const int INPUTS = (SCAN_TOKENS * CHANNELS + SCAN_BLOCK - 1) / SCAN_BLOCK;
-    alignas(16) __shared__ float b[SCAN_TOKENS][SIZE], cc[SCAN_TOKENS][SIZE];
-    alignas(16) __shared__ float xd[SCAN_TOKENS][CHANNELS], decay[SCAN_TOKENS][CHANNELS]; // decay: delta without IS_ONE
-    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES * CH;
+    typedef scan_stages<LANES, PER, IS_ONE> S;
+    alignas(16) __shared__ float b[SCAN_TOKENS][S::SIZE], cc[SCAN_TOKENS][S::SIZE];
+    alignas(16) __shared__ float xd[SCAN_TOKENS][S::CHANNELS], decay[SCAN_TOKENS][S::CHANNELS];
+    const d_scan_stage<S> stage = { b, cc, xd, decay };
+    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES * S::CH;
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1];
-    FOR_ROWS(block, per_seq * p.x.ne[3] / CHANNELS) {
-        const int64_t first = block * CHANNELS, q = first / per_seq, in_seq = first - q * per_seq;
+    FOR_ROWS(block, per_seq * p.x.ne[3] / S::CHANNELS) {
+        const int64_t first = block * S::CHANNELS, q = first / per_seq, in_seq = first - q * per_seq;
         const int64_t h = (in_seq + own) / p.x.ne[0], c = in_seq + own - h * p.x.ne[0], g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float * y = (float *) d_at(p.y, 0, 0, 0, q) + in_seq + own, * end = (float *) p.last.data + (first + own) * n;
-        float st[CH][PER], a[PER];
-        float4 raw_b[LOADS], raw_c[LOADS];
-        float raw_x[INPUTS], raw_dt[INPUTS], raw_a[INPUTS];
+        float st[S::CH][PER], a[PER];
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
-        UNROLL for (int i = 0; i < CH; ++i) {
+        UNROLL for (int i = 0; i < S::CH; ++i) {
             d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c + i, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st[i]);
         }
         if (!IS_ONE) {
             d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a);
             UNROLL for (int k = 0; k < PER; ++k) { a[k] = a[k] < -F32_MOST ? -F32_MOST : a[k]; } // so that 0 times it is 0
         }
-        const char * from_x[INPUTS], * from_dt[INPUTS];
-        UNROLL for (int i = 0; i < INPUTS; ++i) {
-            const int k = (tid + i * SCAN_BLOCK) % CHANNELS;
+        const char * from_x[S::INPUTS], * from_dt[S::INPUTS];
+        float of_input[S::INPUTS]; // decay rates
+        UNROLL for (int i = 0; i < S::INPUTS; ++i) {
+            const int k = (tid + i * SCAN_BLOCK) % S::CHANNELS;
             const int64_t kh = (in_seq + k) / p.x.ne[0], kc = in_seq + k - kh * p.x.ne[0];
             from_x[i] = d_at(p.x, kc, kh, 0, q);
             from_dt[i] = d_at(p.dt, kh, 0, q, 0);
-            raw_a[i] = IS_ONE ? d_load(p.a.type, d_at(p.a, 0, kh, 0, 0)) : 0.0f;
+            of_input[i] = IS_ONE ? d_load(p.a.type, d_at(p.a, 0, kh, 0, 0)) : 0.0f;
         }
         const char * from_b = d_at(p.b, 0, g, 0, q), * from_c = d_at(p.c, 0, g, 0, q);
-        auto fetch = [&](int64_t t0) {
-            UNROLL for (int i = 0; i < LOADS; ++i) {
-                const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
-                const bool is_in = t < SCAN_TOKENS && t0 + t < n_tokens && k < n;
-                raw_b[i] = raw_c[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (is_in) {
-                    raw_b[i] = *(const float4 *) (from_b + (t0 + t) * (int64_t) p.b.nb[2] + 4 * k);
-                    raw_c[i] = *(const float4 *) (from_c + (t0 + t) * (int64_t) p.c.nb[2] + 4 * k);
-                }
-            }
-            UNROLL for (int i = 0; i < INPUTS; ++i) {
-                const int64_t t = t0 + (tid + i * SCAN_BLOCK) / CHANNELS;
-                raw_x[i] = t < n_tokens ? d_load(p.x.type, from_x[i] + t * (int64_t) p.x.nb[2]) : 0.0f;
-                raw_dt[i] = t < n_tokens ? d_load(p.dt.type, from_dt[i] + t * (int64_t) p.dt.nb[1]) : 0.0f;
-            }
-        };
-        fetch(0);
+        d_scan_loads<S> next;
+        d_scan_fetch<S>(next, p, 0, from_x, from_dt, from_b, from_c);
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
             __syncthreads(); // the previous tokens have been read
-            UNROLL for (int i = 0; i < LOADS; ++i) {
-                const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
-                if (t < SCAN_TOKENS) {
-                    *(float4 *) &b[t][k] = raw_b[i];
-                    *(float4 *) &cc[t][k] = raw_c[i];
-                }
-            }
-            UNROLL for (int i = 0; i < INPUTS; ++i) {
-                const int t = (tid + i * SCAN_BLOCK) / CHANNELS, k = (tid + i * SCAN_BLOCK) % CHANNELS;
-                const float d = t0 + t < n_tokens ? d_softplus20(raw_dt[i]) : 0.0f;
-                if (t < SCAN_TOKENS) {
-                    xd[t][k] = d * raw_x[i];
-                    decay[t][k] = !IS_ONE ? d : t0 + t < n_tokens ? expf(d * raw_a[i]) : 1.0f; // 0 times an infinite a is not 0
-                }
-            }
+            d_scan_put<S>(stage, next, of_input, t0, n_tokens);
             __syncthreads();
-            if (t0 + SCAN_TOKENS < n_tokens) { fetch(t0 + SCAN_TOKENS); }
-            float sum[SCAN_TOKENS * CH];
-            UNROLL for (int t = 0; t < SCAN_TOKENS; ++t) {
-                const float one = decay[t][own];
-                UNROLL for (int i = 0; i < CH; ++i) { sum[t * CH + i] = 0.0f; }
-                UNROLL for (int k = 0; k < PER; k += 4) {
-                    const float4 vb = *(const float4 *) &b[t][d_spread<LANES>(lane, k)];
-                    const float4 vc = *(const float4 *) &cc[t][d_spread<LANES>(lane, k)];
-                    const float kb[4] = { vb.x, vb.y, vb.z, vb.w }, kc[4] = { vc.x, vc.y, vc.z, vc.w };
-                    UNROLL for (int j = 0; j < 4; ++j) {
-                        const float keep = IS_ONE ? one : expf(one * a[k + j]);
-                        UNROLL for (int i = 0; i < CH; ++i) {
-                            st[i][k + j] = st[i][k + j] * keep + kb[j] * xd[t][own + i];
-                            sum[t * CH + i] += st[i][k + j] * kc[j];
-                        }
-                    }
-                }
-            }
-            const int SUMS = SCAN_TOKENS * CH, EACH = SUMS > LANES ? SUMS / LANES : 1;
-            d_spread_sums<LANES, SUMS>::add(sum, lane);
-            UNROLL for (int i = 0; i < EACH; ++i) {
-                const int at = lane * SUMS / LANES + i;
-                const int64_t t = t0 + at / CH;
-                if (lane % (LANES / SUMS > 0 ? LANES / SUMS : 1) == 0 && t < n_tokens) { y[t * per_seq + at % CH] = sum[i]; }
-            }
+            const int64_t t1 = t0 + SCAN_TOKENS;
+            if (t1 < n_tokens) { d_scan_fetch<S>(next, p, t1, from_x, from_dt, from_b, from_c); }
+            float sum[SCAN_TOKENS * S::CH];
+            d_scan_advance<S>(stage, a, st, sum);
+            d_scan_store_sums<S>(sum, y, t0, n_tokens, per_seq);
         }
-        UNROLL for (int i = 0; i < CH; ++i) {
+        UNROLL for (int i = 0; i < S::CH; ++i) {
             UNROLL for (int k = 0; k < PER; ++k) {
                 const int at = d_spread<LANES>(lane, k);
                 if (at < n) { end[i * n + at] = st[i][k]; }
@@ -11396,29 +11658,140 @@ template <int KIND, int SIZE> struct linear_sets {
     static const int N = KIND != LINEAR_WKV7 && SIZE <= 64 ? 2 : 1;
 };
 
+// Sizes of k_linear_staged: N input vectors of SIZE elements, LINES lines per block, SETS token groups in flight.
+template <int KIND_, int LANES_, int PER_> struct linear_stages {
+    static const int KIND = KIND_, LANES = LANES_, PER = PER_;
+    static const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
+    static const int SETS = linear_sets<KIND, SIZE>::N;
+    static const int QUARTERS = SIZE / 4; // 16-byte loads per vector
+    static const int LOADS = LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK : 1;
+    static const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
+};
+// A stage in shared memory: rows of LINEAR_TOKENS tokens.
+template <typename S> struct d_linear_stage {
+    float (* in)[S::N][S::SIZE];
+    float (* value)[S::LINES];
+};
+// Loads of a thread for the next token groups.
+template <typename S> struct d_linear_loads {
+    float4 in[S::SETS][S::N][S::LOADS];
+    float value[S::SETS][S::VALUES];
+};
+
+// Loads the group of tokens t0 and following to registers; padding tokens get decay 1, everything else 0. at_in and
+// at_value are the addresses of the group's first load and move on to the next group.
+template <typename S>
+static inline __device__ void d_linear_fetch(d_linear_loads<S> & next, const d_linear & p, int64_t t0, int set,
+    const char * (&at_in)[S::N], const char *& at_value) {
+    const int n = (int) p.size, tid = (int) threadIdx.x;
+    UNROLL for (int l = 0; l < S::LOADS; ++l) {
+        const int t = tid / S::QUARTERS + l * (LINEAR_BLOCK / S::QUARTERS), k = tid % S::QUARTERS * 4;
+        const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens && k < n;
+        UNROLL for (int i = 0; i < S::N; ++i) {
+            const float none = i == 2 ? 1.0f : 0.0f; // decay
+            next.in[set][i][l] = make_float4(none, none, none, none);
+            const int64_t offset = l * (LINEAR_BLOCK / S::QUARTERS) * (int64_t) p.in[i].nb[2];
+            if (is_in) { next.in[set][i][l] = *(const float4 *) (at_in[i] + offset); }
+        }
+    }
+    UNROLL for (int l = 0; l < S::VALUES; ++l) {
+        const int t = tid / S::LINES + l * S::LANES;
+        const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
+        next.value[set][l] = is_in ? d_load(p.v.type, at_value + l * S::LANES * (int64_t) p.v.nb[2]) : 0.0f;
+    }
+    UNROLL for (int i = 0; i < S::N; ++i) { at_in[i] += LINEAR_TOKENS * (int64_t) p.in[i].nb[2]; }
+    at_value += LINEAR_TOKENS * (int64_t) p.v.nb[2];
+}
+
+// Stores a group's loads in the stage.
+template <typename S>
+static inline __device__ void d_linear_put(const d_linear_stage<S> & stage, const d_linear_loads<S> & next, int set) {
+    const int tid = (int) threadIdx.x;
+    UNROLL for (int l = 0; l < S::LOADS; ++l) {
+        const int t = tid / S::QUARTERS + l * (LINEAR_BLOCK / S::QUARTERS), k = tid % S::QUARTERS * 4;
+        UNROLL for (int i = 0; i < S::N; ++i) {
+            if (t < LINEAR_TOKENS) { *(float4 *) &stage.in[t][i][k] = next.in[set][i][l]; }
+        }
+    }
+    UNROLL for (int l = 0; l < S::VALUES; ++l) {
+        const int t = tid / S::LINES + l * S::LANES;
+        if (t < LINEAR_TOKENS) { stage.value[t][tid % S::LINES] = next.value[set][l]; }
+    }
+}
+
+// Advances a thread's part w of its line by token t of the stage and returns its part of the result. first: tf of wkv6.
+template <typename S>
+static inline __device__ float d_linear_advance(
+    const d_linear_stage<S> & stage, int t, bool is_padding, const float (&first)[S::PER], float (&w)[S::PER]) {
+    const int N = S::N, PER = S::PER, lane = (int) threadIdx.x % S::LANES, own = (int) threadIdx.x / S::LANES;
+    const float v = stage.value[t][own];
+    float x[N][PER], sum = 0.0f, key = 0.0f;
+    UNROLL for (int i = 0; i < N; ++i) {
+        UNROLL for (int k = 0; k < PER; k += 4) {
+            const float4 f = *(const float4 *) &stage.in[t][i][d_spread<S::LANES>(lane, k)];
+            x[i][k] = f.x, x[i][k + 1] = f.y, x[i][k + 2] = f.z, x[i][k + 3] = f.w;
+        }
+    }
+    UNROLL for (int k = 0; k < PER; ++k) {
+        if (S::KIND == LINEAR_WKV6) {
+            const float kv = x[0][k] * v;
+            sum += x[1][k] * (first[k] * kv + w[k]);
+            w[k] = w[k] * x[2][k] + kv;
+        } else if (S::KIND == LINEAR_GLA) {
+            w[k] = w[k] * x[2][k] + x[0][k] * v;
+            sum += x[1][k] * w[k];
+        } else {
+            key += x[N - 2][k] * w[k];
+        }
+    }
+    if (S::KIND == LINEAR_WKV7) {
+        key = d_group_sum<S::LANES>(key);
+        key = is_padding ? 0.0f : key; // 0 times an infinite state is not 0
+        UNROLL for (int k = 0; k < PER; ++k) {
+            w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
+            sum += w[k] * x[1][k];
+        }
+    }
+    return sum;
+}
+
+// Adds up the results of the stage's tokens over the lanes and stores them at y, of the thread's line.
+template <typename S>
+static inline __device__ void d_linear_store_sums(
+    float (&sums)[LINEAR_TOKENS], const d_linear & p, float * y, int64_t t0) {
+    const int LANES = S::LANES, lane = (int) threadIdx.x % LANES;
+    const int EACH = LINEAR_TOKENS > LANES ? LINEAR_TOKENS / LANES : 1;
+    const int SHARING = LANES > LINEAR_TOKENS ? LANES / LINEAR_TOKENS : 1;
+    d_spread_sums<LANES, LINEAR_TOKENS>::add(sums, lane);
+    UNROLL for (int i = 0; i < EACH; ++i) {
+        const int64_t t = t0 + lane * LINEAR_TOKENS / LANES + i;
+        if (lane % SHARING == 0 && t < p.n_tokens) { y[t * p.n_heads * p.size] = sums[i] * p.scale; }
+    }
+}
+
 // Linear recurrence with LINEAR_TOKENS tokens per stage in shared memory, loaded to registers meanwhile. A block has
-// LINEAR_BLOCK / LANES lines of one head. Padding tokens leave the state unchanged: decay 1, everything else 0.
+// LINEAR_BLOCK / LANES lines of one head. Padding tokens leave the state unchanged.
 //   shared  LINEAR_TOKENS * (N * Z + LINES) floats, at most 41 KiB
 //   floor   state read and written once, inputs read, results written
 //   needs   inputs in F32 and aligned to 16 bytes; Z a multiple of LINES
 template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
-    const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
-    const int QUARTERS = SIZE / 4; // 16-byte loads per vector
-    const int SETS = linear_sets<KIND, SIZE>::N;
-    const int LOADS = LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK : 1;
-    const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
-    alignas(16) __shared__ float in[LINEAR_TOKENS][N][SIZE];
-    __shared__ float value[LINEAR_TOKENS][LINES];
+    typedef linear_stages<KIND, LANES, PER> S;
+    alignas(16) __shared__ float in[LINEAR_TOKENS][S::N][S::SIZE];
+    __shared__ float value[LINEAR_TOKENS][S::LINES];
+    const d_linear_stage<S> stage = { in, value };
     const int n = (int) p.size, tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES;
-    FOR_ROWS(block, p.size * p.n_heads * p.n_seqs / LINES) {
-        const int64_t item = block * LINES, line = item % p.size, h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
+    FOR_ROWS(block, p.size * p.n_heads * p.n_seqs / S::LINES) {
+        const int64_t item = block * S::LINES, line = item % p.size;
+        const int64_t h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
         float * end = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
         float * y = (float *) d_at(p.y, line + own, h, 0, q);
-        float w[PER], first[PER], raw_value[SETS][VALUES];
-        float4 raw[SETS][N][LOADS];
-        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next group's first load
-        UNROLL for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], tid % QUARTERS * 4, h, tid / QUARTERS, q); }
+        float w[PER], first[PER];
+        d_linear_loads<S> next;
+        const char * at_in[S::N], * at_value = d_at(p.v, line + tid % S::LINES, h, tid / S::LINES, q);
+        UNROLL for (int i = 0; i < S::N; ++i) {
+            at_in[i] = d_at(p.in[i], tid % S::QUARTERS * 4, h, tid / S::QUARTERS, q);
+        }
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
             w[k] = at < n ? from[d_linear_at<KIND>(p, at, line + own)] : 0.0f;
@@ -11426,83 +11799,25 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         if (KIND == LINEAR_WKV6) {
             d_spread_load<LANES, PER, true>(p.in[3].type, d_at(p.in[3], 0, h, 0, 0), p.in[3].nb[0], n, lane, first);
         }
-        auto fetch = [&](int64_t t0, int set) {
-            UNROLL for (int l = 0; l < LOADS; ++l) {
-                const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
-                const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens && k < n;
-                UNROLL for (int i = 0; i < N; ++i) {
-                    const float none = i == 2 ? 1.0f : 0.0f; // decay
-                    raw[set][i][l] = make_float4(none, none, none, none);
-                    if (is_in) { raw[set][i][l] = *(const float4 *) (at_in[i] + l * (LINEAR_BLOCK / QUARTERS) * (int64_t) p.in[i].nb[2]); }
-                }
-            }
-            UNROLL for (int l = 0; l < VALUES; ++l) {
-                const int t = tid / LINES + l * LANES;
-                const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
-                raw_value[set][l] = is_in ? d_load(p.v.type, at_value + l * LANES * (int64_t) p.v.nb[2]) : 0.0f;
-            }
-            UNROLL for (int i = 0; i < N; ++i) { at_in[i] += LINEAR_TOKENS * (int64_t) p.in[i].nb[2]; }
-            at_value += LINEAR_TOKENS * (int64_t) p.v.nb[2];
-        };
-        UNROLL for (int set = 0; set < SETS; ++set) {
-            if (set * LINEAR_TOKENS < p.n_tokens) { fetch(set * LINEAR_TOKENS, set); }
+        UNROLL for (int set = 0; set < S::SETS; ++set) {
+            const int64_t t0 = set * LINEAR_TOKENS;
+            if (t0 < p.n_tokens) { d_linear_fetch<S>(next, p, t0, set, at_in, at_value); }
         }
-        for (int64_t begin = 0; begin < p.n_tokens; begin += SETS * LINEAR_TOKENS) {
-            UNROLL for (int set = 0; set < SETS; ++set) {
+        for (int64_t begin = 0; begin < p.n_tokens; begin += S::SETS * LINEAR_TOKENS) {
+            UNROLL for (int set = 0; set < S::SETS; ++set) {
                 const int64_t t0 = begin + set * LINEAR_TOKENS;
                 if (t0 >= p.n_tokens) { break; }
                 __syncthreads(); // the previous tokens have been read
-                UNROLL for (int l = 0; l < LOADS; ++l) {
-                    const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
-                    UNROLL for (int i = 0; i < N; ++i) {
-                        if (t < LINEAR_TOKENS) { *(float4 *) &in[t][i][k] = raw[set][i][l]; }
-                    }
-                }
-                UNROLL for (int l = 0; l < VALUES; ++l) {
-                    const int t = tid / LINES + l * LANES;
-                    if (t < LINEAR_TOKENS) { value[t][tid % LINES] = raw_value[set][l]; }
-                }
+                d_linear_put<S>(stage, next, set);
                 __syncthreads();
-                if (t0 + SETS * LINEAR_TOKENS < p.n_tokens) { fetch(t0 + SETS * LINEAR_TOKENS, set); }
+                const int64_t t1 = t0 + S::SETS * LINEAR_TOKENS;
+                if (t1 < p.n_tokens) { d_linear_fetch<S>(next, p, t1, set, at_in, at_value); }
                 const int n_here = (int) (p.n_tokens - t0 < LINEAR_TOKENS ? p.n_tokens - t0 : LINEAR_TOKENS);
                 float sums[LINEAR_TOKENS];
                 UNROLL for (int t = 0; t < LINEAR_TOKENS; ++t) {
-                    const float v = value[t][own];
-                    float x[N][PER], sum = 0.0f, key = 0.0f;
-                    UNROLL for (int i = 0; i < N; ++i) {
-                        UNROLL for (int k = 0; k < PER; k += 4) {
-                            const float4 f = *(const float4 *) &in[t][i][d_spread<LANES>(lane, k)];
-                            x[i][k] = f.x, x[i][k + 1] = f.y, x[i][k + 2] = f.z, x[i][k + 3] = f.w;
-                        }
-                    }
-                    UNROLL for (int k = 0; k < PER; ++k) {
-                        if (KIND == LINEAR_WKV6) {
-                            const float kv = x[0][k] * v;
-                            sum += x[1][k] * (first[k] * kv + w[k]);
-                            w[k] = w[k] * x[2][k] + kv;
-                        } else if (KIND == LINEAR_GLA) {
-                            w[k] = w[k] * x[2][k] + x[0][k] * v;
-                            sum += x[1][k] * w[k];
-                        } else {
-                            key += x[N - 2][k] * w[k];
-                        }
-                    }
-                    if (KIND == LINEAR_WKV7) {
-                        key = d_group_sum<LANES>(key);
-                        key = t < n_here ? key : 0.0f; // 0 times an infinite state is not 0
-                        UNROLL for (int k = 0; k < PER; ++k) {
-                            w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
-                            sum += w[k] * x[1][k];
-                        }
-                    }
-                    sums[t] = sum;
+                    sums[t] = d_linear_advance<S>(stage, t, t >= n_here, first, w);
                 }
-                const int EACH = LINEAR_TOKENS > LANES ? LINEAR_TOKENS / LANES : 1, SHARING = LANES > LINEAR_TOKENS ? LANES / LINEAR_TOKENS : 1;
-                d_spread_sums<LANES, LINEAR_TOKENS>::add(sums, lane);
-                UNROLL for (int i = 0; i < EACH; ++i) {
-                    const int64_t t = t0 + lane * LINEAR_TOKENS / LANES + i;
-                    if (lane % SHARING == 0 && t < p.n_tokens) { y[t * p.n_heads * p.size] = sums[i] * p.scale; }
-                }
+                d_linear_store_sums<S>(sums, p, y, t0);
             }
         }
         for (int k = 0; k < PER; ++k) {
@@ -15585,6 +15900,82 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
     }
 }
 
+// Place of a thread in a block that is at_once warps wide and n_sub high.
+struct d_vec_place {
+    int lane, step, sub; // lane and column of the warp; its line
+    int row_lanes, row_lane; // lanes per row of the matrix; lane within them
+};
+
+// Activations x of step first + place.step: the prequantized ones, or else the block quantizes them. On the way, `fill`
+// starts the weight pipeline, before the PDL wait where weights may be read early, and a block's first call fills the
+// tables.
+template <typename A, int COLS, bool WIDE, typename F>
+static inline __device__ void d_vec_activations(const d_vec_job & p, const d_vec_task & t, const d_vec_place & place,
+    char * shared, char * columns, int first, bool has_step, bool is_first, d_vec_x (&x)[COLS], F fill) {
+    const bool is_early = p.is_early && is_first && first == 0;
+    const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else each block quantizes
+    const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
+    if (is_early) { fill(); }
+    if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
+    if (is_early) { d_pdl_wait(); }
+    if (!is_made) {
+        if (first > 0) { __syncthreads(); } // the previous step of the column has been read
+        char * own = columns + d_vec_shape<A, COLS>::column_bytes * place.step;
+        const auto meanwhile = [&]() {
+            if (!is_early) { fill(); }
+            if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // overlaps loads of the column
+        };
+        const int step = first + place.step;
+        if constexpr (COLS == 1) {
+            d_vec_own_column<A>(p, t.b, step, place.sub, place.lane, place.row_lane, own, x[0], meanwhile);
+        } else if constexpr (d_vec_shape<A, COLS>::is_own) {
+            const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
+            d_vec_own_pair<A>(p, t.b, second, step, place.sub, place.lane, own, x, meanwhile);
+        }
+    } else {
+        UNROLL for (int c = 0; c < COLS; ++c) {
+            d_vec_column<COLS>(p, t.matrix, c, has_step ? first + place.step : 0, place.row_lane, x[c]);
+        }
+        if (!is_early) { fill(); }
+        if (needs_tables) { __syncthreads(); }
+    }
+}
+
+// Starts the copies of the row to add (D_VEC_ADD), four elements per thread; committed with the next stage.
+static inline __device__ void d_vec_fetch_added(const d_vec_job & p, const d_vec_task & t, int thread, float * added) {
+    const int r = 4 * thread, left = r < t.rounds * p.n_side ? t.m - d_vec_row(p, t, r) : 0; // left: elements
+    const char * from = p.add + (t.m - left) * (int64_t) sizeof(float);
+    if (left > 0) { d_copy_16((char *) (added + r), from, left < 4 ? 4 * left : 16); }
+}
+
+// Reduces the sums of two rows over the row's lanes. The upper half of the lanes, where `which` is 1, ends with the
+// second row; with two columns each quarter has one of them. Where is_end, they are stored: from the second step on
+// they are added to those of earlier steps.
+template <int COLS>
+static inline __device__ void d_vec_reduce_rows(float (&sum)[2][COLS], const d_vec_place & place, int which, int n_left,
+    bool is_end, bool is_first_step, float * sums) {
+    const int n_half = place.row_lanes / 2;
+    float all[COLS];
+    UNROLL for (int c = 0; c < COLS; ++c) { // two rows at once: each half of a row's lanes reduces one
+        if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // data past the end of the row may be NaN
+        const float other = __shfl_xor_sync(0xffffffffu, which == 0 ? sum[1][c] : sum[0][c], n_half);
+        all[c] = (which == 0 ? sum[0][c] : sum[1][c]) + other;
+    }
+    if (COLS == 2) { // each quarter reduces a column of a row
+        const bool is_second = place.lane % 16 >= 8;
+        const float other = __shfl_xor_sync(0xffffffffu, is_second ? all[0] : all[COLS - 1], 8);
+        all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
+    }
+    UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
+        if (COLS != 2) {
+            const float other = __shfl_xor_sync(0xffffffffu, all[c], 8);
+            all[c] += n_half == 16 ? other : 0.0f; // in a pair the upper half holds the other row
+        }
+        UNROLL for (int d = 4; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
+        if (is_end) { sums[c] = is_first_step ? all[c] : sums[c] + all[c]; }
+    }
+}
+
 // Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix, rows of both alternate. A block
 // is at_once warps wide and n_sub high. Where a warp processes two rows, half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
@@ -15592,6 +15983,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) (threadIdx.x % 32), step = (int) (threadIdx.x / 32), sub = (int) threadIdx.y, n_sub = (int) blockDim.y;
     const int row_lanes = COLS == 1 && ALIGNED && !WIDE ? p.row_lanes : 32, row_lane = lane & (row_lanes - 1);
+    const d_vec_place place = { lane, step, sub, row_lanes, row_lane };
     const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once, n_side = p.n_side;
     const int side = row_lanes == 32 ? sub : 2 * sub; // of this warp's first row
     const int row0 = t.block * n_side + side, row_step = t.blocks * n_side;
@@ -15623,38 +16015,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const auto fill = [&]() {
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
-        const bool is_early = p.is_early && is_first && first == 0;
-        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // otherwise each block quantizes
-        const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
-        if (is_early) { fill(); }
-        if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-        if (is_early) { d_pdl_wait(); }
-        if (!is_made) {
-            if (first > 0) { __syncthreads(); } // the previous step of the column has been read
-            char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
-            const auto meanwhile = [&]() {
-                if (!is_early) { fill(); }
-                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // overlaps the loads of the column
-            };
-            if constexpr (COLS == 1) {
-                d_vec_own_column<A>(p, t.b, first + step, sub, lane, row_lane, own, x[0], meanwhile);
-            } else if constexpr (d_vec_shape<A, COLS>::is_own) {
-                const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
-                d_vec_own_pair<A>(p, t.b, second, first + step, sub, lane, own, x, meanwhile);
-            }
-        } else {
-            UNROLL for (int c = 0; c < COLS; ++c) {
-                d_vec_column<COLS>(p, t.matrix, c, has_step ? first + step : 0, row_lane, x[c]);
-            }
-            if (!is_early) { fill(); }
-            if (needs_tables) { __syncthreads(); }
-        }
-        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // committed with the next stage
-            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // left: elements
-            if (left > 0) {
-                d_copy_16((char *) (added() + r), p.add + (t.m - left) * (int64_t) sizeof(float), left < 4 ? 4 * left : 16);
-            }
-        }
+        d_vec_activations<A, COLS, WIDE>(p, t, place, shared, columns, first, has_step, is_first, x, fill);
+        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { d_vec_fetch_added(p, t, warp * 32 + lane, added()); }
         const int64_t after = p.k - (int64_t) (first + step) * VEC_STEP;
         const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first on
         // Half of a row's lanes end with the sum of row i, the other half with that of row i + 1; the first lane of each stores it.
@@ -15682,25 +16044,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                 }
             };
             UNROLL for (int u = 0; u < 2; ++u) { multiply(u, sum[u]); }
-            float all[COLS];
-            UNROLL for (int c = 0; c < COLS; ++c) { // two rows at once: each half of a row's lanes reduces one
-                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // data past the end of the row may be NaN
-                const float other = __shfl_xor_sync(0xffffffffu, which == 0 ? sum[1][c] : sum[0][c], n_half);
-                all[c] = (which == 0 ? sum[0][c] : sum[1][c]) + other;
-            }
-            if (COLS == 2) { // each quarter reduces a column of a row
-                const bool is_second = lane % 16 >= 8;
-                const float other = __shfl_xor_sync(0xffffffffu, is_second ? all[0] : all[COLS - 1], 8);
-                all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
-            }
-            UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
-                if (COLS != 2) {
-                    const float other = __shfl_xor_sync(0xffffffffu, all[c], 8);
-                    all[c] += n_half == 16 ? other : 0.0f; // in a pair the upper half holds the other row
-                }
-                UNROLL for (int d = 4; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
-                if (i < end) { sums[c] = first == 0 ? all[c] : sums[c] + all[c]; }
-            }
+            d_vec_reduce_rows<COLS>(sum, place, which, n_left, i < end, first == 0, sums);
             sums += 2 * n_side * COLS;
         }
     }
@@ -20470,6 +20814,19 @@ static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int
     }
 }
 
+// Writes a query's result, or its sums so far and their maximum if later launches go on. By one warp.
+static inline __device__ void d_attn_plain_store(const gcuda_flash_attn_ext_args & p, int64_t head, int64_t token, int64_t s,
+    const float * acc, float max, float sum) {
+    const int lane = (int) threadIdx.x % 32;
+    const float scale = p.is_open ? 1.0f : sum > 0.0f ? 1.0f / sum : 0.0f; // a query that sees no position gets zeros
+    for (int64_t d = lane; d < p.v.ne[0]; d += 32) { *(float *) d_at(p.y, d, head, token, s) = acc[d] * scale; }
+    if (p.is_open && lane == 0) {
+        float * running = (float *) d_at(p.running, 0, head, token, s);
+        running[0] = max;
+        running[1] = sum;
+    }
+}
+
 // PLAIN: a block has ATTN_QUERIES queries (tokens times heads that share k and v) and processes all positions, 32 at a
 // time.
 //   floor   k and v once per 16 queries; q, mask and y once
@@ -20562,17 +20919,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
             }
         }
         for (int i = 0; i < 2; ++i) {
-            const int64_t m = q0 + 2 * warp + i;
-            // a query that sees no position gets zeros
-            const float scale = p.is_open ? 1.0f : sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f;
-            for (int64_t d = lane; d < dv && is_query[i]; d += 32) {
-                *(float *) d_at(p.y, d, head0 + m % a.group, m / a.group, s) = acc[i][d] * scale;
-            }
-            if (p.is_open && is_query[i] && lane == 0) {
-                float * running = (float *) d_at(p.running, 0, head0 + m % a.group, m / a.group, s);
-                running[0] = max[i];
-                running[1] = sum[i];
-            }
+            const int64_t m = q0 + 2 * warp + i, head = head0 + m % a.group;
+            if (is_query[i]) { d_attn_plain_store(p, head, m / a.group, s, acc[i], max[i], sum[i]); }
         }
         __syncthreads(); // before the next item overwrites held
     }
@@ -22179,6 +22527,197 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
     }
 }
 
+// Pipeline of copies of an item's k and v to the stages.
+struct d_attn_element_copies {
+    const char * k_head, * v_head;
+    bool has_packed_k, has_packed_v;
+    d_attn_packed packed_k, packed_v;
+    d_attn_walk walk;
+    int n_steps, first; // steps of TP positions; rank of the first tile
+    int next, stage, held; // step that is copied next, and its stage; lane s: 2 (position / 16) + is_full of stage s
+};
+
+// Begins an item: addresses of its k and v, and the tiles of its split.
+template <int TP, bool HAS_CODES>
+static inline __device__ void d_attn_elements_begin_copies(
+    d_attn_element_copies & c, const d_attn_elements & e, const d_attn_block & b, int split) {
+    const d_attn_mma & a = e.m;
+    c.has_packed_k = HAS_CODES && e.raw_k.n_pieces > 0, c.has_packed_v = HAS_CODES && e.raw_v.n_pieces > 0;
+    c.packed_k = {}, c.packed_v = {};
+    if (c.has_packed_k) { c.packed_k.set(e.raw_k, a.p.k, c.k_head); }
+    if (c.has_packed_v) { c.packed_v.set(e.raw_v, a.p.v, c.v_head); }
+    c.n_steps = ATTN_TILE / TP * c.walk.begin(a, b, split), c.first = c.walk.rank;
+    c.next = c.stage = c.held = 0;
+}
+
+// Starts the copies of the next step to its stage. An empty group is committed past the last step.
+template <int TP>
+static inline __device__ void d_attn_elements_issue(
+    d_attn_element_copies & c, const d_attn_elements & e, const d_attn_block & b, d_shared_at base) {
+    constexpr int per_tile = ATTN_TILE / TP;
+    const d_attn_mma & a = e.m;
+    if (c.next < c.n_steps) {
+        c.walk.go_to(a, b, c.first + c.next / per_tile);
+        const int j0 = c.walk.tile() * ATTN_TILE + c.next % per_tile * TP;
+        const d_shared_at to = base + e.at_ring + c.stage * e.stage_bytes;
+        NO_UNROLL for (int side = 0; side < (a.is_v_in_k ? 1 : 2); ++side) {
+            const gcuda_array & from = side == 0 ? a.p.k : a.p.v;
+            const char * head = side == 0 ? c.k_head : c.v_head;
+            const d_shared_at rows_to = to + side * e.raw_k_bytes;
+            if (side == 0 ? c.has_packed_k : c.has_packed_v) {
+                d_attn_fetch_packed<TP>(side == 0 ? e.raw_k : e.raw_v, head, from.nb[1], a.n_kv, rows_to, j0);
+            } else {
+                d_attn_fetch_rows<TP>(side == 0 ? a.k : a.v, head, from.nb[1], a.n_kv, rows_to, j0);
+            }
+        }
+        c.held = (int) threadIdx.x % 32 == c.stage ? j0 / 16 * 2 + c.walk.is_full() : c.held;
+        ++c.next;
+        c.stage = c.stage + 1 == a.n_stages ? 0 : c.stage + 1;
+    }
+    d_copies_commit();
+}
+
+// A stage that is computed.
+struct d_attn_element_stage {
+    int at, j0;             // byte offset; first position
+    bool is_full;           // all rows see all positions
+    uint32_t seen;          // positions that rows of the block see
+    d_shared_at k, v;
+    float k_factor, v_factor; // 256 where they have been divided by it
+};
+
+// Biases of a warp's rows at the lane's position. g.seen becomes the positions that the warp's rows see; other warps
+// read it from of_rows.
+template <int OWN, int TP, typename ROWS>
+static inline __device__ void d_attn_elements_biases(
+    d_attn_element_stage & g, float (&bias)[OWN], const d_attn_mma & a, ROWS & of_rows) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, j = g.j0 + lane;
+    g.seen = 0xffffffffu;
+    if (!g.is_full) {
+        bool is_seen = false;
+        d_attn_lane_biases<OWN>(bias, a, of_rows.mask_row + warp * OWN, j, lane < TP && j < a.n_kv);
+        UNROLL for (int r = 0; r < OWN; ++r) { is_seen = is_seen || bias[r] != -INFINITY; }
+        g.seen = __ballot_sync(0xffffffffu, is_seen);
+        if (lane == 0) { of_rows.seen[warp] = g.seen; }
+    }
+}
+
+// Decodes the quantized sides of a stage to F16 tiles, which g.k and g.v then are. If F16 cannot hold an element, all
+// are divided by 256.
+template <int TP>
+static inline __device__ void d_attn_elements_unpack(d_attn_element_stage & g, const d_attn_element_copies & c,
+    const d_attn_elements & e, char * shared, d_shared_at base) {
+    const d_attn_mma & a = e.m;
+    const char * raw = shared + g.at;
+    char * tiles = shared + e.at_tiles, * v_tiles = tiles + (c.has_packed_k ? TP * a.k.stride : 0);
+    const bool has_large = (c.has_packed_k && c.packed_k.is_large<TP>(raw, g.j0, g.seen)) ||
+                           (c.has_packed_v && c.packed_v.is_large<TP>(raw + e.raw_k_bytes, g.j0, g.seen));
+    const bool is_large = __syncthreads_or(has_large) != 0;
+    const float factor = is_large ? 1.0f / 256.0f : 1.0f;
+    if (c.has_packed_k) {
+        c.packed_k.unpack<TP>(raw, g.j0, g.seen, tiles, a.k.stride, factor);
+        g.k = base + e.at_tiles;
+        g.v = a.is_v_in_k ? g.k : g.v;
+        g.k_factor = is_large ? 256.0f : 1.0f;
+    }
+    if (c.has_packed_v) {
+        c.packed_v.unpack<TP>(raw + e.raw_k_bytes, g.j0, g.seen, v_tiles, a.v.stride, factor);
+        g.v = base + e.at_tiles + (int) (v_tiles - tiles);
+    }
+    if (c.has_packed_v || (c.has_packed_k && a.is_v_in_k)) { g.v_factor = is_large ? 256.0f : 1.0f; }
+    __syncthreads();
+}
+
+// Stores a warp's share of the scores of its 16 rows.
+template <int MT, int TP>
+static inline __device__ void d_attn_elements_scores(
+    const d_attn_element_stage & g, const d_attn_mma & a, const d_attn_q & q, float * scores) {
+    constexpr int rows = 16 * MT, shares = ATTN_ELEMENT_WARPS / MT, score_stride = d_attn_score_stride<TP>;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    float s[TP / 8][4] = {};
+    if (a.k.kind == ATTN_BF16) {
+        d_attn_score_shares<true, TP, shares>(s, q, g.k, a.k.stride, warp / MT);
+    } else {
+        d_attn_score_shares<false, TP, shares>(s, q, g.k, a.k.stride, warp / MT);
+    }
+    float * to = scores + (warp / MT * rows + warp % MT * 16 + lane / 4) * score_stride + 2 * (lane % 4);
+    UNROLL for (int c = 0; c < TP / 8; ++c) {
+        *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
+        *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
+    }
+}
+
+// Adds up the shares of the scores of a warp's rows at the lane's position and stores their weights. Returns whether a
+// largest score has grown.
+template <int MT, int TP, bool HAS_CODES, int OWN, typename ROWS>
+static inline __device__ bool d_attn_elements_soften(const d_attn_element_stage & g, const d_attn_mma & a,
+    const float * scores, const float (&bias)[OWN], d_attn_sums<OWN> & sums, ROWS & of_rows, d_shared_at weights) {
+    constexpr int rows = 16 * MT, shares = ATTN_ELEMENT_WARPS / MT, score_stride = d_attn_score_stride<TP>;
+    constexpr int weight_stride = d_attn_weight_stride<TP>;
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 * OWN;
+    float x[OWN];
+    UNROLL for (int r = 0; r < OWN; ++r) {
+        x[r] = 0.0f;
+        UNROLL for (int share = 0; share < shares; ++share) {
+            x[r] += scores[(share * rows + row0 + r) * score_stride + lane % TP];
+        }
+        x[r] *= of_rows.unit[row0 + r] * g.k_factor;
+        if (a.cap != 0.0f) { x[r] = a.cap * d_attn_tanh(x[r]); }
+        if (TP < 32 && lane >= TP) { x[r] = -INFINITY; }
+    }
+    if (!g.is_full) {
+        UNROLL for (int r = 0; r < OWN; ++r) {
+            x[r] = bias[r] == -INFINITY ? -INFINITY : x[r] + of_rows.slope[row0 + r] * bias[r];
+        }
+    }
+    const bool has_grown = d_attn_lane_soften<OWN>(sums, x, of_rows.factor + row0);
+    if (HAS_CODES && g.v_factor != 1.0f) {
+        UNROLL for (int r = 0; r < OWN; ++r) { x[r] *= g.v_factor; }
+    }
+    if (TP == 32 || lane < TP) {
+        d_attn_put_weights<OWN>(a, x, weights + row0 * weight_stride + 2 * lane, weight_stride, rows * weight_stride);
+    }
+    return has_grown;
+}
+
+// Adds the stage's weighted values to the accumulators of a warp's elements. w: where the lane reads weights.
+template <int MT, int TP>
+static inline __device__ void d_attn_elements_values(
+    float (&o)[MT][8][4], const d_attn_element_stage & g, const d_attn_mma & a, d_shared_at w) {
+    NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
+        const d_shared_at own = w + part * 16 * MT * d_attn_weight_stride<TP>;
+        if (a.v.kind == ATTN_BF16) {
+            d_attn_element_values<true, MT, TP>(o, a, own, g.v, g.seen);
+        } else {
+            d_attn_element_values<false, MT, TP>(o, a, own, g.v, g.seen);
+        }
+    }
+}
+
+// Multiplies the accumulators by the factors of their rows, after a largest score has grown.
+template <int MT> static inline __device__ void d_attn_elements_shrink(float (&o)[MT][8][4], const float * factors) {
+    UNROLL for (int r = 0; r < 2 * MT; ++r) {
+        const float factor = factors[8 * r + (int) threadIdx.x % 32 / 4];
+        UNROLL for (int c = 0; c < 16; ++c) { o[r / 2][c / 2][r % 2 * 2 + c % 2] *= factor; }
+    }
+}
+
+// Final factors of a warp's rows in of_rows, or 1 and the sums of a partial result.
+template <int OWN, typename ROWS>
+static inline __device__ void d_attn_elements_finish(
+    const d_attn_sums<OWN> & sums, const d_attn_mma & a, const d_attn_block & b, int split, ROWS & of_rows) {
+    const int lane = (int) threadIdx.x % 32, row0 = (int) threadIdx.x / 32 * OWN;
+    UNROLL for (int r = 0; r < OWN; ++r) {
+        const float sum = d_warp_reduce<d_sum_op>(sums.sum[r]);
+        if (lane == 0 && row0 + r < b.n_rows) {
+            const int64_t out = d_attn_out_row(a, b, row0 + r), n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
+            of_rows.factor[row0 + r] =
+                a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row0 + r), sums.max[r], sum) : 1.0f;
+            if (a.parts != nullptr) { d_attn_put_sums(a, out, split, n_rows, sums.max[r], sum); }
+        }
+    }
+}
+
 // ELEMENTS: a block has 16 MT rows and a split of the tiles that they see. A warp has a share of the elements of k, then every eighth 16
 // elements of v.
 //   floor   k and v once per block of rows; only k if v is in k
@@ -22187,11 +22726,10 @@ static inline __device__ void d_attn_elements_store(const float (&o)[MT][8][4], 
 //   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elements(const D_GRID_CONSTANT d_attn_elements e) {
-    constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, shares = ATTN_ELEMENT_WARPS / MT, per_tile = ATTN_TILE / TP;
-    constexpr int score_stride = d_attn_score_stride<TP>, weight_stride = d_attn_weight_stride<TP>;
+    constexpr int rows = 16 * MT, own = rows / ATTN_ELEMENT_WARPS, weight_stride = d_attn_weight_stride<TP>;
     DYNAMIC_SHARED(char, shared);
     const d_attn_mma & a = e.m;
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, row0 = warp * own;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     d_attn_rows_shared<rows> & of_rows = *(d_attn_rows_shared<rows> *) (shared + e.at_rows);
     float * scores = (float *) (shared + e.at_scores);
     const d_shared_at base = d_shared_opaque(d_shared_at_of(shared));
@@ -22208,44 +22746,17 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
     for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
         int split = 0;
         const d_attn_block b = d_attn_block_of(a, item, rows, split);
-        const char * k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
-        const char * v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
+        d_attn_element_copies c;
+        c.k_head = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s);
+        c.v_head = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s);
         const bool has_q = !has_waited;
         if (!has_waited) {
             d_attn_put_long_q(a, b, shared, of_rows.exponent, rows);
             d_pdl_prologue();
             has_waited = true;
         }
-        const bool has_packed_k = HAS_CODES && e.raw_k.n_pieces > 0, has_packed_v = HAS_CODES && e.raw_v.n_pieces > 0;
-        d_attn_packed packed_k = {}, packed_v = {};
-        if (has_packed_k) { packed_k.set(e.raw_k, a.p.k, k_head); }
-        if (has_packed_v) { packed_v.set(e.raw_v, a.p.v, v_head); }
-        d_attn_walk walk;
-        const int n_steps = per_tile * walk.begin(a, b, split), first = walk.rank;
-        // next rows to copy and their stage; held, of lane s: 2 (position / 16) + is_full of stage s
-        int next = 0, stage = 0, held = 0;
-        auto issue = [&]() {
-            if (next < n_steps) {
-                walk.go_to(a, b, first + next / per_tile);
-                const int j0 = walk.tile() * ATTN_TILE + next % per_tile * TP;
-                const d_shared_at to = base + e.at_ring + stage * e.stage_bytes;
-                NO_UNROLL for (int side = 0; side < (a.is_v_in_k ? 1 : 2); ++side) {
-                    const gcuda_array & from = side == 0 ? a.p.k : a.p.v;
-                    const char * head = side == 0 ? k_head : v_head;
-                    const d_shared_at rows_to = to + side * e.raw_k_bytes;
-                    if (side == 0 ? has_packed_k : has_packed_v) {
-                        d_attn_fetch_packed<TP>(side == 0 ? e.raw_k : e.raw_v, head, from.nb[1], a.n_kv, rows_to, j0);
-                    } else {
-                        d_attn_fetch_rows<TP>(side == 0 ? a.k : a.v, head, from.nb[1], a.n_kv, rows_to, j0);
-                    }
-                }
-                held = lane == stage ? j0 / 16 * 2 + walk.is_full() : held;
-                ++next;
-                stage = stage + 1 == a.n_stages ? 0 : stage + 1;
-            }
-            d_copies_commit();
-        };
-        NO_UNROLL for (int s = 0; s < a.n_stages; ++s) { issue(); }
+        d_attn_elements_begin_copies<TP, HAS_CODES>(c, e, b, split);
+        NO_UNROLL for (int s = 0; s < a.n_stages; ++s) { d_attn_elements_issue<TP>(c, e, b, base); }
         if (!has_q) { d_attn_put_long_q(a, b, shared, of_rows.exponent, rows); }
         __syncthreads();
         d_attn_elements_begin<rows>(of_rows, a, b);
@@ -22255,106 +22766,36 @@ static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1) k_attn_elem
         UNROLL for (int i = 0; i < own; ++i) { sums.max[i] = -INFINITY, sums.sum[i] = 0.0f; }
         UNROLL for (int i = 0; i < 32 * MT; ++i) { o[i / 32][i / 4 % 8][i % 4] = 0.0f; }
         int at = 0; // next stage to compute
-        NO_UNROLL for (int i = 0; i < n_steps; ++i) {
-            // scores
+        NO_UNROLL for (int i = 0; i < c.n_steps; ++i) {
             if (i > 0 && a.n_stages == 1) {
                 __syncthreads(); // all warps have read the previous stage
-                issue();
+                d_attn_elements_issue<TP>(c, e, b, base);
             }
-            const int code = __shfl_sync(0xffffffffu, held, at), j0 = code / 2 * 16, j = j0 + lane, stage_at = e.at_ring + at * e.stage_bytes;
-            const bool is_full = code % 2 != 0;
+            const int code = __shfl_sync(0xffffffffu, c.held, at);
+            d_attn_element_stage g;
+            g.j0 = code / 2 * 16, g.at = e.at_ring + at * e.stage_bytes, g.is_full = code % 2 != 0;
             at = at + 1 == a.n_stages ? 0 : at + 1;
             float bias[own];
-            uint32_t seen = 0xffffffffu;
-            if (!is_full) {
-                bool is_seen = false;
-                d_attn_lane_biases<own>(bias, a, of_rows.mask_row + row0, j, lane < TP && j < a.n_kv);
-                UNROLL for (int r = 0; r < own; ++r) { is_seen = is_seen || bias[r] != -INFINITY; }
-                seen = __ballot_sync(0xffffffffu, is_seen);
-                if (lane == 0) { of_rows.seen[warp] = seen; }
-            }
+            d_attn_elements_biases<own, TP>(g, bias, a, of_rows);
             d_attn_stages_wait(a.n_stages - (i > 0 && a.n_stages > 1 ? 2 : 1));
             __syncthreads();
-            if (!is_full) {
-                UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { seen |= of_rows.seen[w]; }
+            if (!g.is_full) {
+                UNROLL for (int w = 0; w < ATTN_ELEMENT_WARPS; ++w) { g.seen |= of_rows.seen[w]; }
             }
-            d_shared_at k = base + stage_at, v = a.is_v_in_k ? k : k + e.raw_k_bytes;
-            float k_factor = 1.0f, v_factor = 1.0f; // 256 if the rows were divided by it
-            if constexpr (HAS_CODES) {
-                const char * raw = shared + stage_at;
-                char * tiles = shared + e.at_tiles, * v_tiles = tiles + (has_packed_k ? TP * a.k.stride : 0);
-                const bool is_large = __syncthreads_or((has_packed_k && packed_k.is_large<TP>(raw, j0, seen)) ||
-                                                       (has_packed_v && packed_v.is_large<TP>(raw + e.raw_k_bytes, j0, seen))) != 0;
-                const float factor = is_large ? 1.0f / 256.0f : 1.0f;
-                if (has_packed_k) {
-                    packed_k.unpack<TP>(raw, j0, seen, tiles, a.k.stride, factor);
-                    k = base + e.at_tiles;
-                    v = a.is_v_in_k ? k : v;
-                    k_factor = is_large ? 256.0f : 1.0f;
-                }
-                if (has_packed_v) {
-                    packed_v.unpack<TP>(raw + e.raw_k_bytes, j0, seen, v_tiles, a.v.stride, factor);
-                    v = base + e.at_tiles + (int) (v_tiles - tiles);
-                }
-                if (has_packed_v || (has_packed_k && a.is_v_in_k)) { v_factor = is_large ? 256.0f : 1.0f; }
-                __syncthreads();
-            }
-            float s[TP / 8][4] = {};
-            if (a.k.kind == ATTN_BF16) {
-                d_attn_score_shares<true, TP, shares>(s, q, k, a.k.stride, warp / MT);
-            } else {
-                d_attn_score_shares<false, TP, shares>(s, q, k, a.k.stride, warp / MT);
-            }
-            float * to = scores + (warp / MT * rows + warp % MT * 16 + lane / 4) * score_stride + 2 * (lane % 4);
-            UNROLL for (int c = 0; c < TP / 8; ++c) {
-                *(float2 *) (to + 8 * c) = make_float2(s[c][0], s[c][1]);
-                *(float2 *) (to + 8 * c + 8 * score_stride) = make_float2(s[c][2], s[c][3]);
-            }
-            if (i > 0 && a.n_stages > 1) { issue(); } // into the previous stage, which all warps have read
+            g.k = base + g.at, g.v = a.is_v_in_k ? g.k : g.k + e.raw_k_bytes;
+            g.k_factor = g.v_factor = 1.0f;
+            if constexpr (HAS_CODES) { d_attn_elements_unpack<TP>(g, c, e, shared, base); }
+            d_attn_elements_scores<MT, TP>(g, a, q, scores);
+            if (i > 0 && a.n_stages > 1) { d_attn_elements_issue<TP>(c, e, b, base); } // the previous one has been read
             __syncthreads();
-            // softmax
-            float x[own];
-            UNROLL for (int r = 0; r < own; ++r) {
-                x[r] = 0.0f;
-                UNROLL for (int share = 0; share < shares; ++share) { x[r] += scores[(share * rows + row0 + r) * score_stride + lane % TP]; }
-                x[r] *= of_rows.unit[row0 + r] * k_factor;
-                if (a.cap != 0.0f) { x[r] = a.cap * d_attn_tanh(x[r]); }
-                if (TP < 32 && lane >= TP) { x[r] = -INFINITY; }
-            }
-            if (!is_full) {
-                UNROLL for (int r = 0; r < own; ++r) { x[r] = bias[r] == -INFINITY ? -INFINITY : x[r] + of_rows.slope[row0 + r] * bias[r]; }
-            }
-            const bool has_grown = d_attn_lane_soften<own>(sums, x, of_rows.factor + row0);
-            if (HAS_CODES && v_factor != 1.0f) {
-                UNROLL for (int r = 0; r < own; ++r) { x[r] *= v_factor; }
-            }
-            if (TP == 32 || lane < TP) { d_attn_put_weights<own>(a, x, base + e.at_weights + row0 * weight_stride + 2 * lane, weight_stride, rows * weight_stride); }
-            // values
-            if (__syncthreads_or(has_grown)) {
-                UNROLL for (int r = 0; r < 2 * MT; ++r) {
-                    const float factor = of_rows.factor[8 * r + lane / 4];
-                    UNROLL for (int c = 0; c < 16; ++c) { o[r / 2][c / 2][r % 2 * 2 + c % 2] *= factor; }
-                }
-            }
-            NO_UNROLL for (int part = 0; part < a.w_parts; ++part) {
-                const d_shared_at w = w_read + part * rows * weight_stride;
-                if (a.v.kind == ATTN_BF16) {
-                    d_attn_element_values<true, MT, TP>(o, a, w, v, seen);
-                } else {
-                    d_attn_element_values<false, MT, TP>(o, a, w, v, seen);
-                }
-            }
+            const bool has_grown = d_attn_elements_soften<MT, TP, HAS_CODES, own>(
+                g, a, scores, bias, sums, of_rows, base + e.at_weights);
+            if (__syncthreads_or(has_grown)) { d_attn_elements_shrink<MT>(o, of_rows.factor); }
+            d_attn_elements_values<MT, TP>(o, g, a, w_read);
         }
         d_copies_wait<0>();
         __syncthreads(); // factors have been read
-        UNROLL for (int r = 0; r < own; ++r) {
-            const float sum = d_warp_reduce<d_sum_op>(sums.sum[r]);
-            if (lane == 0 && row0 + r < b.n_rows) {
-                const int64_t out = d_attn_out_row(a, b, row0 + r), n_rows = (int64_t) a.n_tokens * a.n_heads * a.n_seqs;
-                of_rows.factor[row0 + r] = a.parts == nullptr ? d_attn_final_scale(a.p, d_attn_head(a, b, row0 + r), sums.max[r], sum) : 1.0f;
-                if (a.parts != nullptr) { d_attn_put_sums(a, out, split, n_rows, sums.max[r], sum); }
-            }
-        }
+        d_attn_elements_finish<own>(sums, a, b, split, of_rows);
         __syncthreads();
         d_attn_elements_store<MT>(o, a, b, split, of_rows.factor);
         __syncthreads(); // before the next item overwrites shared memory
@@ -22879,6 +23320,46 @@ template <typename S> static inline __device__ void d_attn_wg_sync_q(int group) 
     d_named_sync(S::shares_rows ? 1 : 1 + group, S::shares_rows ? 256 : 128);
 }
 
+// Whether all rows see all positions of a stage with these codes.
+template <int TILES> static inline __device__ bool d_attn_wg_is_full(const int (&code)[TILES]) {
+    int all = code[0];
+    UNROLL for (int i = 1; i < TILES; ++i) { all &= code[i]; }
+    return (all & ATTN_WG_FULL) != 0;
+}
+
+// Turns the scores of a stage into weights: softcap, then the biases of its tiles that are not full, then softmax.
+template <typename S>
+static inline __device__ void d_attn_wg_finish(float (&s)[S::positions / 2], d_attn_wg_rows & st, float (&factor)[2],
+    const int (&code)[S::tiles], const d_attn_mma & a, const d_attn_wg_ring<S> & ring,
+    d_pipeline_state<S::bias_stages> & bias_at, int row0) {
+    const int lane = (int) threadIdx.x % 32;
+    float unit[2] = { st.unit[0], st.unit[1] };
+    if (a.cap != 0.0f) {
+        UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i] * unit[i / 2 % 2]); }
+        unit[0] = unit[1] = 1.0f;
+    }
+    const bool is_mixed = !d_attn_wg_is_full(code);
+    if (is_mixed || a.scale < 0.0f) { // the largest product need not have the largest score
+        const float ratio[2] = { __fdividef(unit[0], st.slope[0]), __fdividef(unit[1], st.slope[1]) };
+        if (is_mixed) { d_mbarrier_wait(ring.bias_full + 8 * bias_at.index, bias_at.phase); }
+        const char * own = ring.bias_rows + bias_at.index * S::bias_bytes + (row0 + lane / 4) * 128 + lane % 4 * 4;
+        UNROLL for (int i = 0; i < S::tiles; ++i) {
+            if ((code[i] & ATTN_WG_FULL) == 0) {
+                d_attn_wg_mask<S::tile_positions>(s + 32 * i, ratio, own + i * S::bias_tile_bytes, lane / 4);
+            } else {
+                UNROLL for (int k = 0; k < S::tile_positions / 2; ++k) { s[32 * i + k] *= ratio[k / 2 % 2]; }
+            }
+        }
+        if (is_mixed) {
+            __syncwarp(); // lane 0 arrives for the warp
+            if (lane == 0) { d_mbarrier_arrive(ring.bias_empty + 8 * bias_at.index); }
+            bias_at.next();
+        }
+        unit[0] = st.slope[0], unit[1] = st.slope[1];
+    }
+    d_attn_wg_soften<S::poly>(s, st, unit, factor);
+}
+
 // A consumer warpgroup: 64 rows of each item.
 template <typename S, typename T, int DK, int PARTS>
 static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_attn_wg_ring<S> & ring) {
@@ -22907,11 +23388,6 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             st.slope[r] = ring.all->slope[row0 + 8 * r + lane / 4];
         }
         UNROLL for (int i = 0; i < S::width / 2; ++i) { o[i] = 0.0f; }
-        auto is_full = [&]() {
-            int all = code[0];
-            UNROLL for (int i = 1; i < S::tiles; ++i) { all &= code[i]; }
-            return (all & ATTN_WG_FULL) != 0;
-        };
         // starts the scores of the next stage
         auto begin = [&]() {
             UNROLL for (int i = 0; i < S::tiles; ++i) { code[i] = ring.all->k_codes[k_at.index][i]; }
@@ -22926,33 +23402,6 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             if (!is_clean) { d_mbarrier_wait(ring.v_clean + 8 * v_at.index, v_at.phase); }
             d_wgmma_fence();
             d_attn_wg_values<S, T>(o, w, ring.v + v_at.index * S::v_bytes + part * (S::v_bytes / 2));
-        };
-        auto finish = [&]() { // turns scores into weights
-            float unit[2] = { st.unit[0], st.unit[1] };
-            if (a.cap != 0.0f) {
-                UNROLL for (int i = 0; i < S::positions / 2; ++i) { s[i] = a.cap * d_attn_wg_tanh(s[i] * unit[i / 2 % 2]); }
-                unit[0] = unit[1] = 1.0f;
-            }
-            const bool is_mixed = !is_full();
-            if (is_mixed || a.scale < 0.0f) { // the largest product need not have the largest score
-                const float ratio[2] = { __fdividef(unit[0], st.slope[0]), __fdividef(unit[1], st.slope[1]) };
-                if (is_mixed) { d_mbarrier_wait(ring.bias_full + 8 * bias_at.index, bias_at.phase); }
-                UNROLL for (int i = 0; i < S::tiles; ++i) {
-                    if ((code[i] & ATTN_WG_FULL) == 0) {
-                        const char * bias = ring.bias_rows + bias_at.index * S::bias_bytes + i * S::bias_tile_bytes + (row0 + lane / 4) * 128 + lane % 4 * 4;
-                        d_attn_wg_mask<S::tile_positions>(s + 32 * i, ratio, bias, lane / 4);
-                    } else {
-                        UNROLL for (int k = 0; k < S::tile_positions / 2; ++k) { s[32 * i + k] *= ratio[k / 2 % 2]; }
-                    }
-                }
-                if (is_mixed) {
-                    __syncwarp(); // lane 0 arrives for the warp
-                    if (lane == 0) { d_mbarrier_arrive(ring.bias_empty + 8 * bias_at.index); }
-                    bias_at.next();
-                }
-                unit[0] = st.slope[0], unit[1] = st.slope[1];
-            }
-            d_attn_wg_soften<S::poly>(s, st, unit, factor);
         };
         auto free_v = [&]() {
             __syncwarp();
@@ -22977,8 +23426,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
             __syncwarp();
             if (lane == 0) { d_mbarrier_arrive(ring.k_empty + 8 * k_at.index); }
             k_at.next();
-            finish();
-            is_clean = is_full();
+            d_attn_wg_finish<S>(s, st, factor, code, a, ring, bias_at, row0);
+            is_clean = d_attn_wg_is_full(code);
             is_last = (code[0] & ATTN_WG_LAST) != 0;
             // here, so that the compiler does not wait for the values before it computes weights
             if (!is_last) { wait_k(); }

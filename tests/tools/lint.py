@@ -9,6 +9,7 @@
   - no tabs, no trailing blanks; macros begin with GCUDA; no line over 120 columns (IS_WRAPPED)
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
   - every kernel has a contract directly above it that names its floor
+  - no function of the kernel file is longer than 100 lines
   - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
 """
@@ -290,6 +291,36 @@ def check_contracts(text):
     check(f"{n_kernels} kernels have a contract", bad)
 
 
+MAX_KERNEL_LINES = 100  # of a function of the kernel file
+
+
+def blocks(lines, first, end, indent):
+    """[(first line, last line)] of the blocks in lines [first, end) whose closing brace has this indent."""
+    out, begin, closing = [], None, re.compile(rf" {{{indent}}}\}}")
+    for i in range(first, end):
+        line = lines[i].rstrip()
+        continues = i > 0 and lines[i - 1].rstrip().endswith((",", "("))  # a signature of several lines
+        if begin is None and line.endswith("{") and (continues or re.match(rf" {{{indent}}}[^ #]", line)):
+            begin = i
+        elif begin is not None and closing.match(line):
+            out.append((begin, i))
+            begin = None
+    return out
+
+
+def check_kernel_lengths(text):
+    """From the line that opens a function's brace to the one that closes it. In a struct each function counts."""
+    lines, bad, functions = deps.blank(text).split("\n"), [], []
+    for first, last in blocks(lines, 0, len(lines), 0):
+        is_struct = re.match(r"(?:template <[^{]*> )?(?:struct|union|enum)\b", lines[first]) is not None
+        functions += blocks(lines, first + 1, last, 4) if is_struct else [(first, last)]
+    for first, last in functions:
+        if last - first + 1 > MAX_KERNEL_LINES:
+            names = re.findall(r"\b(\w+)\(", lines[first].replace("__launch_bounds__(", "")) or [lines[first].strip()]
+            bad.append(f"gcuda_kernels.cu:{first + 1}: {names[0]} has {last - first + 1} lines")
+    check(f"gcuda_kernels.cu: none of {len(functions)} functions has more than {MAX_KERNEL_LINES} lines", bad)
+
+
 def check_layout(path, text):
     bad, wide = [], []
     for i, line in enumerate(text.split("\n"), 1):
@@ -359,6 +390,7 @@ def main():
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
         check_contents("gcuda_kernels.cu", read("gcuda_kernels.cu"))
         check_contracts(read("gcuda_kernels.cu"))
+        check_kernel_lengths(read("gcuda_kernels.cu"))
     check_names(text)
     check_instruction_sets(text)
     check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
