@@ -15620,7 +15620,7 @@ static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
     return gcudai_want_map(y);
 }
 
-GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : x > p[1] ? p[1] : x)
+GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : p[1] < x ? p[1] : x)
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope,
