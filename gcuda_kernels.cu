@@ -21800,7 +21800,9 @@ static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, cha
         F::decode((const F::block *) block, 0, g);                                                                \
         zero = F::zero;                                                                                           \
     } break;
+        // clang-format off
         X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1)
+        // clang-format on
 #undef X
         default: break;
     }
