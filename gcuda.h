@@ -1630,7 +1630,7 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //
 // Its list: number, and the kind of GCUDA_OP_UNARY that f is; COUNT: the gate is no product of such an f with g.
 // clang-format off
-#define GCUDA_GLU_OPS(X)                                \
+#define GCUDA_GLU_OPS(X)                                   \
     X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) \
     X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
 // clang-format on
