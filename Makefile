@@ -89,9 +89,11 @@ lint: check-python ## contents against banners, one >>op: block each, forbidden 
 generate: $(filter $(VENV)/bin/python,$(PYTHON)) ## rewrite the generated parts of gcuda.h (after adding a function)
 	@for tool in tests/tools/gen_*.py; do $(PYTHON) $$tool gcuda.h || exit 1; done
 
-format: ## clang-format on examples and tests (gcuda.h is set by hand)
+FILES ?= gcuda.h gcuda_kernels.cu $(wildcard examples/*.c tests/*.c tests/*.h tests/fuzz/*.c tests/compile/*.c)
+format: ## clang-format (14) on gcuda.h, gcuda_kernels.cu, examples and tests; FILES=...: on those
 	@command -v clang-format > /dev/null || { echo "format: needs clang-format (apt-get install clang-format)"; exit 1; }
-	clang-format -i $(wildcard examples/*.c tests/*.c tests/*.h tests/fuzz/*.c tests/compile/*.c)
+	clang-format -i $(FILES)
+	clang-format -i $(FILES) # lines that the first pass moved may break elsewhere
 
 clean: ## remove build/ except the Python packages
 	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +; fi

@@ -1669,8 +1669,11 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not used
 //
 // Its list: number, and the kind of GCUDA_OP_UNARY that f is; COUNT: the gate is no product of such an f with g.
-#define GCUDA_GLU_OPS(X) \
-    X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
+// clang-format off
+#define GCUDA_GLU_OPS(X)                                   \
+    X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) \
+    X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
+// clang-format on
 enum gcuda_glu_op {
 #define X(ID, value, act) GCUDA_GLU_OP_##ID = value,
     GCUDA_GLU_OPS(X)
@@ -15318,7 +15321,7 @@ static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
     return gcudai_want_map(y);
 }
 
-GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : x > p[1] ? p[1] : x)
+GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : p[1] < x ? p[1] : x)
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope,
@@ -38689,9 +38692,11 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
 }
 
 // Value types that are neither string nor array: their C types.
+// clang-format off
 #define GCUDAI_GGUF_NUMBERS(X)                                                                                        \
     X(u8, UINT8, uint8_t) X(i8, INT8, int8_t) X(u16, UINT16, uint16_t) X(i16, INT16, int16_t) X(u32, UINT32, uint32_t) \
     X(i32, INT32, int32_t) X(f32, FLOAT32, float) X(u64, UINT64, uint64_t) X(i64, INT64, int64_t) X(f64, FLOAT64, double)
+// clang-format on
 
 #define GCUDAI_GGUF_GET(name, ID, ctype)                                                                            \
     gcuda_status gcuda_gguf_get_val_##name(const struct gcuda_gguf_context * g, int64_t key_id, ctype * value) {      \

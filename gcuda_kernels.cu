@@ -2132,7 +2132,9 @@ static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q
     static inline __device__ void d_pack_k(const gcudai_k_block * t, gcuda_block_##name * y, int lane) {          \
         gcudai_pack_##name(t, y, lane, 32);                                                                       \
     }
+// clang-format off
 X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
+// clang-format on
 #undef X
 
 // Searches scale, min and codes q of the lane's sub-block; the first lane of a block also stores the block's factors. scales
@@ -13327,6 +13329,7 @@ template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
     static constexpr d_tile_number number = TILE_BF16;
     static constexpr int groups = 8, step_bytes = 256 / d_format<TYPE>::n * (int) sizeof(block), odd = 16, n_entries = 0;
 };
+// clang-format off
 #define TILE_FORMAT(ID, SPLIT, SIGNED) \
     template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
 #define TILE_FRAG8 static inline __device__ void frag8(const char * row, int part, int i, int t, const uint32_t *, d_frag8 & o)
@@ -13554,6 +13557,7 @@ TILE_FORMAT(IQ1_M, false, false) {
 #undef TILE_FRAG8_BY
 #undef TILE_CODEBOOK
 #undef TILE_FORMAT
+// clang-format on
 
 template <d_tile_number NUMBER> struct d_tile_floats {
     static constexpr bool split = false;
@@ -15623,7 +15627,9 @@ template <typename A, int COLS> struct d_vec_shape {
 template <typename A> struct d_has_two_scales { static constexpr bool value = false; };
 #define X(ID) \
     template <> struct d_has_two_scales<d_format<GCUDA_TYPE_##ID>> { static constexpr bool value = true; };
+// clang-format off
 X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
+// clang-format on
 #undef X
 
 // Dot product of a lane's 64 elements with a column.
@@ -17276,7 +17282,9 @@ template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared
 // Formats with separate list kernels, 50 KB each: those that expert models use.
 template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
+// clang-format off
 X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
+// clang-format on
 #undef X
 
 template <typename A>
@@ -22362,7 +22370,9 @@ static NO_INLINE __device__ void d_attn_unpack(int type, const char * block, cha
         F::decode((const F::block *) block, 0, g);                                                                \
         zero = F::zero;                                                                                           \
     } break;
+        // clang-format off
         X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1)
+        // clang-format on
 #undef X
         default: break;
     }
