@@ -21832,14 +21832,21 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 // units of log 2 (exp2).
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k
 //              and v
-//   measured   H100, 8 x 4 heads of 128, one query, 65,536 positions: F16 104 us (84 % of reading), Q8_0 73 us (63 %),
-//              Q4_0 59 us (41 %: 1,000 instructions a warp and 16 positions); 256 positions 8.6 us. ROWS, no mask: 185
-//              TFLOP/s at 128, 142 at 64 WGMMA, 4,096 x 4,096, no mask: 535 TFLOP/s at 128 (cuBLAS F16 762), 366 to 370
-//              at 64, 293 at 72, 378 at 80, 575 at 256; 512 x 16,384 594; causal 411 (453 with mask_classes of the
-//              caller), 16,384 x 16,384 517 (532); a bias everywhere 331 ELEMENTS: 512/512, 8 x 4 heads, 16,384
-//              positions 107 us (80 %); 320/256 27 us; 192/128 is twice as slow as SPLIT and ROWS, which keep it.
-//              k_attn_latent, 576/512, 1 x 16 heads: 16,384 positions 20.4 us (30 %), causal 22.5, in BF16 24.4; 65,536
-//              positions 41.6 us (58 %)
+//   measured   H100, which reads 3,083 GB/s; cuBLAS F16 762 TFLOP/s. One run each
+//     path      heads, K / V           positions           time or rate
+//     SPLIT     8 x 4, 128             65,536, one query   F16 104 us (84 % of reading), Q8_0 74 (62 %), Q4_0 64 (38 %)
+//     SPLIT     the same               256; 4,096          9.3 us; 16.9 us: latency (2.2 us for each 16 positions of a
+//                                                          warp, two launches), where reading takes 5.4 us
+//     ROWS      128; 64                no mask             185; 142 TFLOP/s
+//     WGMMA     32 x 1, 128            4,096^2             no mask 539 TFLOP/s, causal 405 (433 with the caller's
+//                                                          mask_classes), a bias everywhere 327
+//     WGMMA     the same               16,384^2            causal 504 TFLOP/s (536)
+//     WGMMA     64; 72; 80; 256        4,096^2, no mask    366; 293; 378; 576 TFLOP/s
+//     WGMMA     8 x 4, 512             4,096^2, no mask    309 TFLOP/s; ELEMENTS 136
+//     WGMMA     1 x 16, 576 / 512      16,384, 512 queries 323 TFLOP/s; ELEMENTS 148
+//     WGMMA     1 x 32, 320 / 256      4,096, 512 queries  329 TFLOP/s; ELEMENTS 92
+//     ELEMENTS  8 x 4, 512             16,384, one query   108 us (80 % of reading); 192/128 would take twice SPLIT's
+//     latent    1 x 16, 576 / 512      16,384, one query   18.7 us (33 %), causal 20.9, BF16 22.5; 65,536 40.1 (61 %)
 //   precision  q is rounded to F16, with a power of two of its row taken out where it would not fit; weights to F16.
 //              With k in BF16 and with GCUDA_PREC_F32 q is the sum of two numbers, with GCUDA_PREC_F32 the weight too.
 //              Codes of Q8_0 and Q4_0 are exact in F16; scales of k are applied in F32, values of v rounded to F16
@@ -24392,8 +24399,9 @@ static inline __device__ void d_attn_wg_store(const float (&o)[WIDTH / 2], const
         if (row0 + 8 * r + lane / 4 >= b.n_rows) { continue; }
         float * y = d_attn_out_at(a, out, split, n_rows) + d0 + 2 * t;
         UNROLL for (int j = 0; j < WIDTH / 8; ++j) {
-            const float2 two = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale);
-            if (d0 + 8 * j < dv) { *(float2 *) (y + 8 * j) = two; }
+            if (d0 + 8 * j < dv) {
+                *(float2 *) (y + 8 * j) = make_float2(o[4 * j + 2 * r] * scale, o[4 * j + 2 * r + 1] * scale);
+            }
         }
     }
 }
