@@ -127,7 +127,7 @@ template <int TN, typename P, typename I> static void store_sums(const P & p, co
     }
 }
 
-template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & image) {
+template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & packed_b) {
     typedef d_wg_slab<A> slab;
     const d_wg_item t = d_wg_item_of(p, item, TN);
     const int n = p.n - t.c0 < TN ? p.n - t.c0 : TN;
@@ -139,7 +139,7 @@ template <typename A, int TN> static void multiply_item(const d_wg_job & p, int 
                 const int which = (s + u) * WG_K / slab::k, part = s * WG_K % slab::k / 128;
                 const int m0 = t.m0 + rank * WG_ROWS;
                 const std::vector<char> data = slab_of<A>(p, m0, which);
-                const char * stage = &image[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
+                const char * stage = &packed_b[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
                 multiply_step<A, slab, TN>(data, [=](int) { return which * slab::bytes & 15; }, p.m - m0, part, u, table, stage, n, sums);
             }
         }
@@ -169,15 +169,15 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     const int halves = a_type == GCUDA_TYPE_F32 ? 2 * x.k : x.k; // or elements of what has 2 bytes or less
     p.n_units = (halves + d_wg_unit<A>::k - 1) / d_wg_unit<A>::k;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
-    const size_t image_bytes = (size_t) p.n_tiles * TN * (size_t) p.n_units * d_wg_unit<A>::k * 2;
-    char * image = on_device<char>(image_bytes), * columns = on_device<char>(b.size());
+    const size_t packed_b_bytes = (size_t) p.n_tiles * TN * (size_t) p.n_units * d_wg_unit<A>::k * 2;
+    char * packed_b = on_device<char>(packed_b_bytes), * columns = on_device<char>(b.size());
     float * factor = on_device<float>((size_t) x.n);
     CHECK(cudaMemcpy(columns, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
     d_wg_columns_job c = {};
     c.x.type = x.b_type, c.x.data = columns;
     c.x.ne[0] = x.k, c.x.ne[1] = x.n, c.x.ne[2] = c.x.ne[3] = 1;
     c.x.nb[0] = b_size, c.x.nb[1] = c.x.nb[2] = c.x.nb[3] = b_size * ld;
-    c.image = image, c.factor = is_f16 ? factor : nullptr;
+    c.packed_b = packed_b, c.factor = is_f16 ? factor : nullptr;
     c.k_padded = (int64_t) p.n_units * d_wg_unit<A>::k;
     c.tn = TN, c.n_padded = p.n_tiles * TN;
     c.is_for_floats = gcuda_is_quantized(a_type) ? 0 : 1;
@@ -190,8 +190,8 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     p.y = x.n_parts > 1 ? parts.data() : y.data();
     p.y_stride = x.n_parts > 1 ? x.m : (int64_t) y_ld;
     p.part_stride = (int64_t) count;
-    const std::vector<char> image_here = fetched(image, image_bytes);
-    for (int i = 0; i < (int) p.n_items; ++i) { multiply_item<A, TN>(p, i, image_here); }
+    const std::vector<char> packed_b_here = fetched(packed_b, packed_b_bytes);
+    for (int i = 0; i < (int) p.n_items; ++i) { multiply_item<A, TN>(p, i, packed_b_here); }
     if (x.n_parts > 1) {
         float * on = on_device<float>(parts.size()), * to = on_device<float>(y.size());
         CHECK(cudaMemcpy(on, parts.data(), parts.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
@@ -222,7 +222,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     }
     CHECK_MSG(errors <= (is_f16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5) * results,
         "%s, %d x %d x %d: NMSE %g", gcuda_type_name(a_type), x.m, x.n, x.k, errors / results);
-    CHECK(cudaFree(image) == cudaSuccess && cudaFree(columns) == cudaSuccess && cudaFree(factor) == cudaSuccess);
+    CHECK(cudaFree(packed_b) == cudaSuccess && cudaFree(columns) == cudaSuccess && cudaFree(factor) == cudaSuccess);
 }
 
 TEST(weights_of_every_type) {
@@ -284,7 +284,7 @@ struct rounding { // of k x n, from rows ld apart
     int form;
     size_t size;
     float * x, * g, * y;
-    char * image;
+    char * packed_b;
 };
 
 static size_t own_form_bytes(int form, int64_t k, int64_t n) {
@@ -303,23 +303,23 @@ static rounding rounding_of(int64_t k, int64_t n, int form) {
         CHECK(cudaMemcpy(*to, v.data(), count * 4, cudaMemcpyHostToDevice) == cudaSuccess);
     }
     o.y = on_device<float>(count);
-    o.image = on_device<char>(o.size);
+    o.packed_b = on_device<char>(o.size);
     CHECK(o.size == (size_t) ((n + form - 1) / form * form * k * 2));
-    CHECK(cudaMemsetAsync(o.image, 0xff, o.size, nullptr) == cudaSuccess);
+    CHECK(cudaMemsetAsync(o.packed_b, 0xff, o.size, nullptr) == cudaSuccess);
     return o;
 }
 
-// What lies in image has the bytes that the columns of the floats in y get.
+// What lies in packed_b has the bytes that the columns of the floats in y get.
 static void check_rounded(const rounding & o, const char * what, int which) {
     char * want = on_device<char>(o.size);
     d_wg_columns_job c = {};
     c.x = rows_of(o.y, o.k, o.n, o.ld);
-    c.image = want, c.k_padded = o.k, c.tn = o.form, c.n_padded = (o.n + o.form - 1) / o.form * o.form;
+    c.packed_b = want, c.k_padded = o.k, c.tn = o.form, c.n_padded = (o.n + o.form - 1) / o.form * o.form;
     CHECK_OK(launch_wg_columns<__nv_bfloat16>(c, nullptr));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK_MSG(fetched(want, o.size) == fetched((const char *) o.image, o.size), "%s %d: %d x %d, form %d", what, which, (int) o.k, (int) o.n, o.form);
+    CHECK_MSG(fetched(want, o.size) == fetched((const char *) o.packed_b, o.size), "%s %d: %d x %d, form %d", what, which, (int) o.k, (int) o.n, o.form);
     CHECK(cudaFree(want) == cudaSuccess && cudaFree(o.x) == cudaSuccess && cudaFree(o.g) == cudaSuccess && cudaFree(o.y) == cudaSuccess &&
-          cudaFree(o.image) == cudaSuccess);
+          cudaFree(o.packed_b) == cudaSuccess);
 }
 
 static void round_gate(int64_t k, int64_t n, int form, int op) {
@@ -328,7 +328,7 @@ static void round_gate(int64_t k, int64_t n, int form, int op) {
     p.x = rows_of(o.x, k, n, o.ld), p.g = rows_of(o.g, k, n, o.ld), p.y = rows_of(o.y, k, n, o.ld);
     p.op = (gcuda_glu_op) op, p.alpha = 1.7f, p.limit = 2.0f;
     CHECK_OK(gcuda_launch_glu(&p, nullptr));
-    p.form = form, p.y.data = o.image;
+    p.form = form, p.y.data = o.packed_b;
     CHECK(gcuda_glu_takes_form(&p));
     CHECK_OK(gcuda_launch_glu(&p, nullptr));
     check_rounded(o, "glu", op);
@@ -346,7 +346,7 @@ static void round_norm(int64_t k, int64_t n, int form, int flags) {
     for (int i = 0; i < 2; ++i) {
         CHECK(cudaMemsetAsync(sum[i], 0, (size_t) (o.ld * n) * 4, nullptr) == cudaSuccess);
         if (flags & HAS_SUM) { p.sum = rows_of(sum[i], k, n, o.ld); }
-        if (i == 1) { p.form = form, p.y.data = o.image; }
+        if (i == 1) { p.form = form, p.y.data = o.packed_b; }
         CHECK(gcuda_norm_mul_takes_form(&p));
         CHECK_OK(gcuda_launch_norm_mul(&p, nullptr));
     }
@@ -452,11 +452,11 @@ TEST(forms_of_products) {
     p[1].b.data = data + 16; // other columns
     CHECK(own_form(p, 2) == 0);
     p[1] = good;
-    p[0].is_rounded = true;
+    p[0].is_prequantized = true;
     CHECK(wg_takes_columns(p[0]) && !products_are_alike(p[0], p[1]));
     p[0].b.data = data + 8;
     CHECK(!wg_takes_columns(p[0]));
-    p[0] = good, p[0].is_rounded = true, p[0].a.type = GCUDA_TYPE_F16;
+    p[0] = good, p[0].is_prequantized = true, p[0].a.type = GCUDA_TYPE_F16;
     CHECK(!wg_takes_columns(p[0]));
 }
 
@@ -603,7 +603,7 @@ template <typename A> static void multiply_expert(const d_wg_id_job & p, int ite
     for (int s = t.first * steps; s < t.end * steps; ++s) {
         const int which = s * WG_K / slab::k, part = s * WG_K % slab::k / 128;
         const std::vector<char> data = id_slab_of<A>(p, t, which);
-        const char * stage = p.image + ((int64_t) t.place * p.n_units * steps + (int64_t) s * padded) * (WG_K * 2);
+        const char * stage = p.packed_b + ((int64_t) t.place * p.n_units * steps + (int64_t) s * padded) * (WG_K * 2);
         multiply_step<A, slab, TN>(data, [&](int row) { return d_wg_skew(p, t, row, which * slab::bytes); }, p.m - t.m0, part, s % 2, table,
             stage, t.n, sums);
     }

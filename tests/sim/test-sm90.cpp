@@ -44,7 +44,7 @@ template <int FAULT> static __global__ void __launch_bounds__(256, 1)
     }
     __syncthreads();
     if (thread >= 128) { // the producer: one thread of its warpgroup
-        d_give_registers<40>();
+        d_setmaxnreg_dec<40>();
         if (thread == 128) {
             d_pipeline_state<STAGES> at = { 0, 1 };
             for (int s = 0; s < n_steps; ++s, at.next()) {
@@ -60,7 +60,7 @@ template <int FAULT> static __global__ void __launch_bounds__(256, 1)
             }
         }
     } else { // the consumer: a warpgroup
-        d_take_registers<232>();
+        d_setmaxnreg_inc<232>();
         d_pipeline_state<STAGES> at = { 0, FAULT == WRONG_PHASE ? 1u : 0u };
         float d[TILE / 2];
         for (int s = 0; s < n_steps; ++s, at.next()) {
@@ -196,9 +196,9 @@ TEST(planted_faults) {
 template <int GIVEN, int TAKEN> static __global__ void __launch_bounds__(384, 1) k_registers(int * y) {
 #if D_SM90
     if (threadIdx.x >= 256) {
-        d_give_registers<GIVEN>();
+        d_setmaxnreg_dec<GIVEN>();
     } else {
-        d_take_registers<TAKEN>();
+        d_setmaxnreg_inc<TAKEN>();
     }
 #endif
     if (threadIdx.x == 0) { *y = 1; }
