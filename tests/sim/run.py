@@ -369,9 +369,10 @@ def language_models(total, level):
     if not pythons:
         print("  language models: not run, no Python here has the packages of tests/tools/requirements.txt (make venv)", flush=True)
     elif total.build(["build/sim/llm-probe"]):
-        what = ["--level", "full"] if level == "full" else ["--only", "forward"]
+        parts = [["--level", "full"]] if level == "full" else [["--only", "forward"], ["--only", "cache types gemma3"]]
         check = [pythons[0], "tests/llm/check.py", "--small", "--probe", "build/sim/llm-probe", "--backend", "CUDA0"]
-        total.test([*check, *what], {}, 3600)
+        for part in parts:
+            total.test([*check, *part], {}, 3600)
         total.test([*check, "--only", "two GPUs"], {"GCUDA_SIM_DEVICES": "2"}, 3600)
     if pythons and level == "full" and total.build(["build/sim/llm", "build/llm"]):
         total.test([pythons[0], "tests/llm/check.py", "--program", "build/sim/llm", "--backend", "CUDA0", "--only", "device:"], {}, 36000)
