@@ -295,11 +295,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_API             prefix of every public declaration, such as an export attribute; default extern (C linkage)
 //   GCUDA_STATIC          all functions static: several private copies in one program
 //   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
-//   GCUDA_HEADER          only with GCUDA_PREFIX: how a copy of this file with another name includes itself; default
-//                         "gcuda.h"
+//   GCUDA_HEADER          only with GCUDA_PREFIX: how a renamed copy of this file includes itself; default "gcuda.h"
 //   GCUDA_ASSERT(cond)    internal consistency checks of debug builds; default: nothing. Errors of the caller are
 //                         statuses, never assertions
-//   GCUDA_MALLOC(size), GCUDA_FREE(pointer)  functions of the default allocator; default malloc and free
+//   GCUDA_MALLOC(size), GCUDA_FREE(pointer)
+//                         functions of the default allocator; default malloc and free
 //   GCUDA_NO_THREADS      no threads, locks or atomics; everything runs on the calling thread
 //   GCUDA_CUDA            compile the CUDA backend in: needs the CUDA toolkit's headers, its runtime library and
 //                         gcuda_kernels.cu. Undefined by default, because a plain C compiler has none of them
@@ -307,10 +307,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_NO_VMM          do not use the driver's virtual memory management: scratch is a pool of blocks
 //   GCUDA_NO_CUBLAS       never use cuBLAS; by default the first product for which it pays loads it, if it is installed
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
-//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  columns; default of gcuda_cuda_params.peer_max_batch for devices without NVLink;
-//                                   128
-//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3
-//                         headers
+//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE
+//                         default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128 columns
+//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the header nvtx3
 //   GCUDA_KERNEL_API      prefix of the launchers' declarations; default extern
 //   GCUDA_NO_GGUF         leave the reader and writer of GGUF files out (>>gguf); the header then needs no <stdio.h>
 //   GCUDA_NO_ENV          never read environment variables; at run time: gcuda_use_environment
@@ -486,9 +485,8 @@ typedef enum gcuda_status {
     GCUDA_STATUS_INVALID_ARGUMENT = -3, // the caller's mistake: shapes, types, NULL, ranges
     GCUDA_STATUS_UNSUPPORTED = -4,      // well-formed, but this backend cannot do it
     GCUDA_STATUS_INVALID_DATA = -5,     // bad contents: an index out of range, a damaged block
-    // the device is unusable for the rest of the process; freeing objects still works
-    GCUDA_STATUS_DEVICE_LOST = -6,
-    GCUDA_STATUS_IO = -7 // a file could not be read or written
+    GCUDA_STATUS_DEVICE_LOST = -6,      // the process cannot use the device any more; freeing objects still works
+    GCUDA_STATUS_IO = -7                // a file could not be read or written
 } gcuda_status;
 
 // A static string such as "out of memory"; never NULL.
@@ -561,8 +559,7 @@ typedef struct {
 //   kind       GCUDAI_Q_*: how the CPU multiplies its codes
 //   centre     mean code of a format with a stored minimum; of the other unsigned codes that of weight 0
 //   partner    type of blocks of activations that go with these weights; COUNT: none
-//   switch     yes: GCUDA_KERNEL_NO_ID leaves its CUDA kernels out; no: no switch does; none: it has none yet, and CUDA
-//              refuses it
+//   switch     yes: GCUDA_KERNEL_NO_ID leaves its CUDA kernels out; no: no switch does; none: CUDA has no kernels yet
 // clang-format off
 #define GCUDA_TYPES(X)                                                                                           \
     /* ID      id  lower    name       block     quantized    align    floats weights    centre partner */       \
@@ -597,16 +594,12 @@ typedef struct {
     X(IQ1_M,   29, iq1_m,   "iq1_m",   256, 56,  1, yes, no,  2, no,   iq1_m, yes, S16,  0,     Q8_K,  yes)      \
     X(BF16,    30, bf16,    "bf16",    1,   2,   0, yes, yes, 2, no,   bf16,  no,  NONE, 0,     COUNT, yes)      \
     X(MXFP4,   39, mxfp4,   "mxfp4",   32,  17,  1, yes, yes, 1, no,   mxfp4, yes, S32,  0,     Q8_0,  yes)
-// clang-format on
-
 enum gcuda_type {
 #define X(ID, id, ...) GCUDA_TYPE_##ID = id,
     GCUDA_TYPES(X)
 #undef X
-        GCUDA_TYPE_COUNT = 40
+    GCUDA_TYPE_COUNT = 40
 };
-
-// clang-format off
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
 // n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with
 // 4-bit codes, byte j of qs holds element j in its low nibble and element j + 16 in its high one. Bit j of qh belongs
@@ -623,13 +616,12 @@ struct gcuda_block_mxfp4 { uint8_t e; uint8_t qs[16]; };                       /
 // 256 elements in sub-blocks of 16 or 32, each with its own small integer scale (and offset)
 struct gcuda_block_q2_k { uint8_t scales[16]; uint8_t qs[64]; gcuda_fp16_t d, dmin; };
 struct gcuda_block_q3_k { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; gcuda_fp16_t d; };
-// Q4_K and Q5_K: 8 sub-blocks of 32. Element i of sub-block j is d * scale[j] * q - dmin * min[j]. scale and min have 6
-// bits:
-//   j < 4    scale[j] = scales[j] & 63                                 min[j] = scales[j + 4] & 63
-//   j >= 4   scale[j] = (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4   min[j] = (scales[j + 4] >> 4) |
-//                                                                          (scales[j] >> 6) << 4
-// Sub-blocks 2k and 2k + 1 are the low and the high nibbles of qs[32k ... 32k + 31]; bit j of qh[i] is bit 4 of the
-// code.
+// Q4_K and Q5_K: 8 sub-blocks of 32. Element i of sub-block j is d * scale[j] * q - dmin * min[j]. Scale and min of 6
+// bits are packed in scales[]:
+//            scale[j]                                           min[j]
+//   j < 4    scales[j] & 63                                     scales[j + 4] & 63
+//   j >= 4   (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4   (scales[j + 4] >> 4) | (scales[j] >> 6) << 4
+// Sub-blocks 2k and 2k + 1 are the low and the high nibbles of qs[32k .. 32k + 31]; bit j of qh[i] is bit 4 of a code.
 struct gcuda_block_q4_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
 struct gcuda_block_q5_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
 struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gcuda_fp16_t d; };
@@ -699,10 +691,9 @@ enum gcuda_tensor_flag {
 };
 
 struct gcuda_init_params {
-    size_t mem_size; // bytes of the arena; 0: it grows as needed (mem_buffer must be NULL then)
-    // memory of the caller, mem_size bytes, which must outlive the context; NULL: gcuda_init allocates it
-    void * mem_buffer;
-    bool no_alloc; // tensors get no data, because a backend buffer will hold it
+    size_t mem_size;   // bytes of the arena; 0: it grows as needed (mem_buffer must be NULL then)
+    void * mem_buffer; // memory of the caller, which must outlive the context; NULL: gcuda_init allocates mem_size
+    bool no_alloc;     // tensors get no data, because a backend buffer will hold it
 };
 
 // A context is an arena of tensors and graphs, used by one thread at a time. Free it with gcuda_free. NULL: out of
@@ -716,8 +707,7 @@ GCUDA_API void gcuda_reset(struct gcuda_context * ctx);
 GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx);       // bytes in use; 0 for NULL
 GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx);   // bytes of the arena; 0 for NULL
 GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // oldest block of the arena; NULL for NULL
-// gcuda_nbytes of the largest tensor; 0: no tensor
-GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx);
+GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // bytes; 0: no tensor
 GCUDA_API bool gcuda_get_no_alloc(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc);
 // Status and message of the first error since gcuda_init, gcuda_reset or gcuda_context_clear_error; SUCCESS and "" if
@@ -746,12 +736,11 @@ GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(
 // One element with this value. Fails in a context with no_alloc.
 GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value);
 GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);
-// bytes of the arena, for the caller's use; NULL: full
+// Bytes of the arena, for the caller's use; NULL: full.
 GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes);
-// type and shape of src, contiguous; no data is copied
+// dup: type and shape of src, contiguous; no data is copied. view: type, shape, strides and memory of src.
 GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src);
-GCUDA_API struct gcuda_tensor * gcuda_view_tensor(
-    struct gcuda_context * ctx, struct gcuda_tensor * src); // a view: type, shape, strides and memory of src
+GCUDA_API struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src);
 
 // Tensors of a context in the order of creation, or the first one with this name. NULL: none.
 GCUDA_API struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx);
@@ -804,10 +793,9 @@ GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value
 
 // Properties of a tensor. For NULL they are 0 or false.
 GCUDA_API int64_t gcuda_nelements(const struct gcuda_tensor * tensor);
-GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor); // ne[1] * ne[2] * ne[3]
-// from the first to the last byte, gaps between rows included
-GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);
-GCUDA_API size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor);   // rounded up to GCUDA_MEM_ALIGN
+GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor);     // ne[1] * ne[2] * ne[3]
+GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);     // first to last byte, gaps between rows included
+GCUDA_API size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor); // rounded up to GCUDA_MEM_ALIGN
 GCUDA_API size_t gcuda_element_size(const struct gcuda_tensor * tensor); // bytes of a block
 GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);          // without trailing dimensions of 1, at least 1
 GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);       // a dimension is 0
@@ -818,22 +806,19 @@ GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);          // ne[3
 GCUDA_API bool gcuda_is_view(const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0] > nb[1]
 GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);   // strides do not ascend
-// strides are packed; those of dimensions of 1 do not count
+// Packed strides; those of dimensions of 1 do not count. gcuda_is_contiguous_0 is another name of gcuda_is_contiguous.
 GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
-GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // gcuda_is_contiguous
-// the same with any nb[1]: packed rows at one distance
-GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // any nb[1]: packed rows at one distance
 GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // any nb[1] and nb[2]; nb[3] is nb[2] * ne[2]
 GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor);        // elements of a row adjacent
 GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps; may be permuted
 GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // [W, H, C, N] in memory order C W H N
-// elements of a row adjacent, rows at one distance
-GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor); // gaps only between rows, all of one size
 GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
 GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
-// big.ne[i] % small.ne[i] == 0
+// Whether big.ne[i] % small.ne[i] == 0 in every dimension; gcuda_can_repeat_rows: and ne[0] are equal.
 GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-// and ne[0] are equal
 GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
 // Indices of element i in logical order, dimension 0 first; all 0 if tensor is NULL. i0 to i3 may be NULL.
 GCUDA_API void gcuda_unravel_index(
@@ -1156,74 +1141,72 @@ struct gcuda_array {
             plain,   solve_tri,               any,        BASE,      no,      no,    no,     solve_tri)
 
 // Argument structs: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
-#define GCUDA_ARGS(X)                            \
-    X(none) X(custom)                            \
-    X(cpy) X(get_rows) X(set) X(concat) X(pad)   \
-    X(pad_reflect_1d) X(mask) X(arange)          \
-    X(timestep_embedding)                        \
-    X(binary) X(add_id) X(unary) X(glu) X(map)   \
-    X(norm) X(rms_norm_back) X(group_norm)       \
-    X(reduce) X(sum) X(count_equal) X(sort)      \
-    X(soft_max) X(soft_max_back) X(rope)         \
-    X(cross_entropy) X(opt_step)                 \
-    X(mul_mat) X(mul_mat_id) X(out_prod)         \
-    X(flash_attn_ext) X(flash_attn_ext_back) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale) \
-    X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
-    X(solve_tri)
-// clang-format on
+#define GCUDA_ARGS(X)                                                                                    \
+    X(none) X(custom)                                                                                    \
+    X(cpy) X(get_rows) X(set) X(concat) X(pad) X(pad_reflect_1d) X(mask) X(arange) X(timestep_embedding) \
+    X(binary) X(add_id) X(unary) X(glu) X(map)                                                           \
+    X(norm) X(rms_norm_back) X(group_norm)                                                               \
+    X(reduce) X(sum) X(count_equal) X(sort)                                                              \
+    X(soft_max) X(soft_max_back) X(rope)                                                                 \
+    X(cross_entropy) X(opt_step)                                                                         \
+    X(mul_mat) X(mul_mat_id) X(out_prod)                                                                 \
+    X(flash_attn_ext) X(flash_attn_ext_back)                                                             \
+    X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale)                                            \
+    X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7) X(solve_tri)
 
 enum gcuda_op {
     GCUDA_OP_NONE = 0,
 #define X(ID, ...) GCUDA_OP_##ID,
     GCUDA_OPS(X)
 #undef X
-        GCUDA_OP_COUNT
+    GCUDA_OP_COUNT
 };
+// clang-format on
 
 // Layout of tensor.op_params by operation: 32-bit slots from the first one on, except VIEW and CUSTOM. Other slots
 // are 0. Constructors write them. Programs that walk or change graphs may read and write them (then gcuda_check_node).
 // The implementation accesses them as struct gcudai_NAME_params. prec: enum gcuda_prec; hint: enum gcuda_hint; low,
 // high: halves of 64 bits; p0, p1: padding, of PAD_REFLECT_1D before and after a row.
 // clang-format off
-#define GCUDA_OP_PARAMS(X)                                                                                           \
-    /* name               fields                                                   operations */                     \
-    X(view,               uint64_t offset;)                                     /* VIEW: into src[0], bytes */       \
-    X(permute,            int32_t axis[4];)                                     /* PERMUTE: of the result */         \
-    X(custom,             void (*fun)(void); void * userdata;                                                        \
-                          int32_t kind, n_tasks; gcuda_custom_cuda_op_t cuda;)  /* CUSTOM: private */                \
-    X(region,             uint32_t low[4]; int32_t is_inplace; uint32_t high[4];) /* SET, ACC: nb[1..3], offset */   \
-    X(concat,             int32_t dim;)                                         /* CONCAT */                         \
-    X(pad,                int32_t ends[4][2], is_circular;)                     /* PAD: before and after */          \
-    X(pad_reflect_1d,     int32_t p0, p1;)                                      /* PAD_REFLECT_1D */                 \
-    X(roll,               int32_t shift[4];)                                    /* ROLL */                           \
-    X(diag_mask,          int32_t n_past;)                                      /* DIAG_MASK_INF, DIAG_MASK_ZERO */  \
-    X(tri,                int32_t type;)                                        /* TRI: enum gcuda_tri_type */       \
-    X(fill,               float value;)                                         /* FILL */                           \
-    X(arange,             float start, stop, step;)                             /* ARANGE */                         \
-    X(timestep_embedding, int32_t dim, max_period;)                             /* TIMESTEP_EMBEDDING */             \
-    /* UNARY: enum gcuda_unary_op; XIELU: beta + softplus(alpha_n), softplus(alpha_p), beta, eps */                  \
-    X(unary,              int32_t op; float xielu[4];)                                                               \
-    X(glu,                int32_t op, is_swapped; float alpha, limit;)          /* GLU: enum gcuda_glu_op */         \
-    X(map,                float p[2];)                                          /* element-wise with one source: */  \
-    X(scale,              float scale, bias;)                                   /* SCALE */                          \
-    X(clamp,              float min, max;)                                      /* CLAMP */                          \
-    X(leaky_relu,         float slope;)                                         /* LEAKY_RELU */                     \
+#define GCUDA_OP_PARAMS(X)                                                                                             \
+    /* name               fields                                                   operations */                       \
+    X(view,               uint64_t offset;)                                     /* VIEW: into src[0], bytes */         \
+    X(permute,            int32_t axis[4];)                                     /* PERMUTE: of the result */           \
+    X(custom,             void (*fun)(void); void * userdata;                                                          \
+                          int32_t kind, n_tasks; gcuda_custom_cuda_op_t cuda;)  /* CUSTOM: private */                  \
+    X(region,             uint32_t low[4]; int32_t is_inplace; uint32_t high[4];) /* SET, ACC: nb[1..3], offset */     \
+    X(concat,             int32_t dim;)                                         /* CONCAT */                           \
+    X(pad,                int32_t ends[4][2], is_circular;)                     /* PAD: before and after */            \
+    X(pad_reflect_1d,     int32_t p0, p1;)                                      /* PAD_REFLECT_1D */                   \
+    X(roll,               int32_t shift[4];)                                    /* ROLL */                             \
+    X(diag_mask,          int32_t n_past;)                                      /* DIAG_MASK_INF, DIAG_MASK_ZERO */    \
+    X(tri,                int32_t type;)                                        /* TRI: enum gcuda_tri_type */         \
+    X(fill,               float value;)                                         /* FILL */                             \
+    X(arange,             float start, stop, step;)                             /* ARANGE */                           \
+    X(timestep_embedding, int32_t dim, max_period;)                             /* TIMESTEP_EMBEDDING */               \
+    /* UNARY: enum gcuda_unary_op; XIELU: beta + softplus(alpha_n), softplus(alpha_p), beta, eps */                    \
+    X(unary,              int32_t op; float xielu[4];)                                                                 \
+    X(glu,                int32_t op, is_swapped; float alpha, limit;)          /* GLU: enum gcuda_glu_op */           \
+    X(map,                float p[2];)                                          /* element-wise with one source: */    \
+    X(scale,              float scale, bias;)                                   /* SCALE */                            \
+    X(clamp,              float min, max;)                                      /* CLAMP */                            \
+    X(leaky_relu,         float slope;)                                         /* LEAKY_RELU */                       \
     X(norm,               float eps;)                                           /* NORM, RMS_NORM, L2_NORM, .._BACK */ \
-    X(group_norm,         int32_t n_groups; float eps;)                         /* GROUP_NORM */                     \
-    X(argsort,            int32_t order;)                                       /* ARGSORT: enum gcuda_sort_order */ \
-    X(soft_max,           float scale, max_bias;)                               /* SOFT_MAX, SOFT_MAX_BACK */        \
-    X(rope,               int32_t unused0, n_dims, mode, unused3, n_ctx_orig;   /* ROPE, ROPE_BACK */                \
-                          float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;                \
-                          int32_t sections[GCUDA_MROPE_SECTIONS];)                                                   \
-    X(mul_mat,            int32_t prec, hint;)                                  /* MUL_MAT, MUL_MAT_ID, OUT_PROD */  \
-    X(flash_attn_ext,     float scale, max_bias, logit_softcap;                 /* FLASH_ATTN_EXT, .._BACK */        \
-                          int32_t prec, n_kv_max;)                                                                   \
-    X(conv,               int32_t s0, s1, p0, p1, d0, d1, is_2d, prec;)         /* CONV_2D, .._DW, IM2COL, .._BACK */ \
-    X(im2col_3d,          int32_t s[3], p[3], d[3], channels;)                  /* IM2COL_3D */                      \
-    X(conv_transpose,     int32_t stride, p0, d0, unused3[4], prec;)            /* CONV_TRANSPOSE_1D, _2D */         \
-    X(pool_1d,            int32_t op, k0, s0, p0;)                              /* POOL_1D: enum gcuda_op_pool */    \
+    X(group_norm,         int32_t n_groups; float eps;)                         /* GROUP_NORM */                       \
+    X(argsort,            int32_t order;)                                       /* ARGSORT: enum gcuda_sort_order */   \
+    X(soft_max,           float scale, max_bias;)                               /* SOFT_MAX, SOFT_MAX_BACK */          \
+    X(rope,               int32_t unused0, n_dims, mode, unused3, n_ctx_orig;   /* ROPE, ROPE_BACK */                  \
+                          float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;                  \
+                          int32_t sections[GCUDA_MROPE_SECTIONS];)                                                     \
+    X(mul_mat,            int32_t prec, hint;)                                  /* MUL_MAT, MUL_MAT_ID, OUT_PROD */    \
+    X(flash_attn_ext,     float scale, max_bias, logit_softcap;                 /* FLASH_ATTN_EXT, .._BACK */          \
+                          int32_t prec, n_kv_max;)                                                                     \
+    X(conv,               int32_t s0, s1, p0, p1, d0, d1, is_2d, prec;)         /* CONV_2D, .._DW, IM2COL, .._BACK */  \
+    X(im2col_3d,          int32_t s[3], p[3], d[3], channels;)                  /* IM2COL_3D */                        \
+    X(conv_transpose,     int32_t stride, p0, d0, unused3[4], prec;)            /* CONV_TRANSPOSE_1D, _2D */           \
+    X(pool_1d,            int32_t op, k0, s0, p0;)                              /* POOL_1D: enum gcuda_op_pool */      \
     X(pool_2d,            int32_t op, k0, k1, s0, s1, p0, p1; float rest[2];) /* POOL_2D, .._BACK: padding p + rest */ \
-    X(upscale,            int32_t mode;)                                        /* UPSCALE: with its flags */        \
+    X(upscale,            int32_t mode;)                                        /* UPSCALE: with its flags */          \
     X(gated_linear_attn,  float scale;)                                         /* GATED_LINEAR_ATTN */
 // clang-format on
 
@@ -1709,7 +1692,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(
     X(GELU_QUICK,   9) /* x S(1.702 x)                                   the same paper */                     \
     X(SILU,        10) /* x S(x)                                         the same; Swish in 1710.05941 */      \
     X(HARDSWISH,   11) /* x hardsigmoid(x)                               Howard et al. 2019, 1905.02244 */     \
-    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all kinds without a note   */       \
+    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)); NaN stays NaN, as in all kinds without a note   */        \
     X(EXP,         13)                                                                                         \
     X(EXPM1,       14) /* exp(x) - 1 without cancellation */                                                   \
     X(SOFTPLUS,    15) /* ln(1 + exp(x)); x where x > 20 */                                                    \
@@ -1719,13 +1702,13 @@ GCUDA_API struct gcuda_tensor * gcuda_add_id(
     X(CEIL,        19)                                                                                         \
     X(ROUND,       20) /* halves away from zero */                                                             \
     X(TRUNC,       21)
-// clang-format on
 enum gcuda_unary_op {
 #define X(ID, value) GCUDA_UNARY_OP_##ID = value,
     GCUDA_UNARY_OPS(X)
 #undef X
-        GCUDA_UNARY_OP_COUNT
+    GCUDA_UNARY_OP_COUNT
 };
+// clang-format on
 struct gcuda_unary_args {
     struct gcuda_array x, y;
     enum gcuda_unary_op op;
@@ -1786,9 +1769,8 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(
     struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p, float beta, float eps);
 
 // >>op:glu --------------------------------------------------------------------------------------------
-// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g. x and g are the first and second half of each row of
-//                                                      a, with
-// `swapped` the second and first. In the _split functions and swiglu_oai x is a and g is b.
+// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g. x and g are the first and second half of each row
+// of a, with `swapped` the second and first. In the _split functions and swiglu_oai x is a and g is b.
 //   REGLU         f is relu; 0 wherever x is not positive, even if g is infinite or NaN
 //   GEGLU         f is gelu
 //   GEGLU_ERF     f is gelu_erf
@@ -1805,13 +1787,13 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(
 #define GCUDA_GLU_OPS(X)                                   \
     X(REGLU, 0, RELU) X(GEGLU, 1, GELU) X(SWIGLU, 2, SILU) \
     X(SWIGLU_OAI, 3, COUNT) X(GEGLU_ERF, 4, GELU_ERF) X(GEGLU_QUICK, 5, GELU_QUICK)
-// clang-format on
 enum gcuda_glu_op {
 #define X(ID, value, act) GCUDA_GLU_OP_##ID = value,
     GCUDA_GLU_OPS(X)
 #undef X
-        GCUDA_GLU_OP_COUNT
+    GCUDA_GLU_OP_COUNT
 };
+// clang-format on
 struct gcuda_glu_args {
     struct gcuda_array x, g, y; // of one shape
     enum gcuda_glu_op op;
@@ -1922,9 +1904,8 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 // Root mean square norm of each row:  y[i] = x[i] / sqrt(mean_j(x[j]^2) + eps).
 // Zhang & Sennrich 2019, arXiv:1910.07467, without its gain (multiply by that with gcuda_mul).
 //
-//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; any strides (CUDA packs rows whose elements are not adjacent
-//                                  first);
-//            inplace and launchers: elements of a row adjacent
+//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; any strides (rows with gaps between elements: CUDA packs them
+//            first); inplace and launchers: elements of a row adjacent
 //   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
 //   fails    NULL, and ctx keeps the first error: a of another type, inplace with strided rows, eps negative or NaN,
@@ -2006,15 +1987,13 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 // Running sum along each row:  y[i] = a[0] + ... + a[i].
 //   a        F32, F16 or BF16, any strides
 //   returns  type and shape of a, contiguous
-//   accuracy the CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32 as a tree, and blocks to
-//   each other in
-//            double; a block whose sums overflow F32 is added in double too. An element affects only the sums from its
-//            index on
+//   accuracy the CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32 as a tree, and the blocks
+//            in double; a block whose sums overflow F32 is added in double too. An element affects only the sums from
+//            its index on
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
-// Index of the largest element of each row; the last one of equal elements. NaN is ignored, unless the whole row is
-// NaN.
+// Index of the largest element of each row; the last one of equal elements. NaN is ignored, except in rows of NaN only.
 //   a        [n, rows]  F32, F16 or BF16, packed rows, n < 2^31
 //   returns  [rows]  I32; -1 if n is 0, n - 1 if the row is NaN
 GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -2031,11 +2010,11 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. A row of -inf only gives
-//                                                                 zeros.
+// Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. If all w of a row are
+// -inf, it becomes zeros.
 //   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
 //   sinks    one more term per head in maximum and sum, unscaled, without an element in the result: Xiao et al. 2023,
-//            2309.17453
+//            arXiv:2309.17453
 //
 //   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
 //   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
@@ -2169,8 +2148,7 @@ GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, 
 //   a        F32, F16 or BF16, ne0 < 2^31
 //   k        1 to ne0
 //   returns  [k, ne1, ne2, ne3]  I32, contiguous: the set of the first k indices of gcuda_argsort in descending order.
-//                                Of equal elements
-//            it has those with smaller indices; it has NaN only if fewer than k elements are numbers
+//            Among equal elements those with smaller indices are taken, NaN only if fewer than k elements are numbers
 GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
 // -----------------------------------------------------------------------------------------------------
@@ -2178,8 +2156,7 @@ GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct g
 // -----------------------------------------------------------------------------------------------------
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a logit of
-//                                           -inf
+// Cross entropy, the mean over the rows of  -sum_i b[i] ln(softmax(a)[i]). A label of 0 adds 0, even with a -inf logit
 // (0 ln 0 = 0). A logit of -inf with a positive label makes the loss infinite.
 //
 //   a        logits, F32, F16 or BF16, contiguous
@@ -2234,13 +2211,12 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 // Matrix product:  y[m, n] = sum over k of a[k, m] * b[k, n]. Dimension 0 of both is contracted, which is how weights
-//                  (rows of a) and
-// activations (rows of b) are stored. Dimensions 2 and 3 are batches; a is broadcast over those of b.
+// (rows of a) and activations (rows of b) are stored. Dimensions 2 and 3 are batches; a is broadcast over those of b.
 //
 //   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
 //   b        [K, N, B2, B3]  F32, F16, BF16, or the activation blocks of a's type (Q8_0, Q8_1, Q8_K; see
-//            gcuda_mul_mat_partner); rows packed; B2 a multiple of A2, B3 of A3; matrix [i2, i3] uses a[i2 * A2 / B2,
-//            i3 * A3 / B3]
+//            gcuda_mul_mat_partner); rows packed; B2 a multiple of A2, B3 of A3. Matrix [i2, i3] of b is multiplied by
+//            matrix [i2 * A2 / B2, i3 * A3 / B3] of a
 //   returns  [M, N, B2, B3]  F32, contiguous
 //   fails    NULL: K differs, B2 or B3 is no multiple, a type is refused, rows of a or b are not packed
 //
@@ -2268,8 +2244,7 @@ GCUDA_API gcuda_status gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum g
 // Sylvester's order, divided by sqrt(n): element (i, j) is negative where i & j has an odd number of ones. A backend
 // may then transform rows of b in n log n steps. CUDA does so for n = 64, 128, 256 and 512 with F32 or F16 rows, at any
 // precision; the CPU multiplies. If a is another matrix the result is the transform or the product, without an error.
-// NULL is ignored. Fails and changes nothing: a node of another operation, an unknown hint, a matrix that is not [n,
-// n].
+// NULL is ignored. Fails and changes nothing: a node of another operation, an unknown hint, an a that is not square.
 enum gcuda_hint { GCUDA_HINT_NONE = 0, GCUDA_HINT_SRC0_IS_HADAMARD = 1 };
 GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint hint);
 
@@ -2277,12 +2252,10 @@ GCUDA_API gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum g
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
-    // launchers: y may be F16 or BF16 on paths PLAIN, VEC, TILE; with an epilogue VEC of blocks alone
-    struct gcuda_array a, b, y;
+    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on PLAIN, VEC, TILE; with an epilogue: VEC of blocks
     enum gcuda_prec prec;
-    size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in the layout's form
-    bool is_prequantized;
+    size_t max_shared;    // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
+    bool is_prequantized; // launchers: b.data was written by gcuda_launch_norm_mul or _glu in the path's layout
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
@@ -2312,25 +2285,28 @@ struct gcuda_half_rows_args {
 // takes them.
 struct gcuda_matrix_pointers_args {
     struct gcuda_array a, b, y; // as of gcuda_mul_mat
-    const void **to_a, **to_b;  // on the device
+    const void ** to_a;         // these three: arrays on the device
+    const void ** to_b;
     void ** to_y;
 };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Matrix products with an expert per token and slot u:  y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb,
-//                                                       t].
+// Matrix products with an expert per token t and slot u:
+//     y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t]
 //
 //   as       [K, M, E]   one matrix per expert: F32, F16, BF16 or a quantized weight type; rows packed
 //   b        [K, nb, T]  activations of T tokens: nb = 1: one for all experts of a token; nb = U: one for each. Types
-//                        as b of
-//            gcuda_mul_mat
+//                        as b of gcuda_mul_mat
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
 //   returns  [M, U, T]   F32, contiguous. A row whose id is outside 0..E-1 is zero, and the graph ends with
 //                        INVALID_DATA
-//   accuracy CPU: as for gcuda_mul_mat. CUDA rounds activations to TF32 for F32 experts, to F16 with a factor per
-//   column for F16
-//            experts, to BF16 for others; with few tokens: to 8 bits for quantized experts, not at all for float
-//            experts. gcuda_mul_mat_set_prec with GCUDA_PREC_F32: not at all, slower
+//   accuracy CPU: as for gcuda_mul_mat. CUDA rounds activations; with GCUDA_PREC_F32 (gcuda_mul_mat_set_prec) it does
+//            not, which is slower.
+//            experts      many tokens                       few tokens
+//            F32          to TF32                           not rounded
+//            F16          to F16, a factor per column       not rounded
+//            BF16         to BF16                           not rounded
+//            quantized    to BF16                           to 8 bits
 //   fails    NULL: shapes or types do not fit, U is not a multiple of nb
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(
     struct gcuda_context * ctx, struct gcuda_tensor * as, struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -2351,8 +2327,7 @@ struct gcuda_mul_mat_id_args {
 //            a[i2 * A2 / B2, i3 * A3 / B3]
 //   returns  [m, n, B2, B3]  F32, contiguous
 //   accuracy products and sums in F32. CUDA through cuBLAS rounds F32 operands to TF32, unless gcuda_mul_mat_set_prec
-//   says
-//            GCUDA_PREC_F32
+//            says GCUDA_PREC_F32
 //   fails    NULL: k differs, B2 or B3 is no multiple, a type is refused
 GCUDA_API struct gcuda_tensor * gcuda_out_prod(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
@@ -2377,8 +2352,7 @@ struct gcuda_out_prod_args {
 //
 //   q        [DK, N, H, S]   float; H heads, S sequences; any strides but the first
 //   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  each any type but integers; H divisible by Hk and Hv; any strides but
-//                                              the first;
-//            v may be a view into k
+//            the first; v may be a view into k
 //   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: the query does not see
 //            position j: its score is replaced, not added to, so that k may be anything there. A position that no query
 //            of the call sees may hold anything in v too, NaN included; v must be finite where some query sees it
@@ -2394,8 +2368,7 @@ enum gcuda_flash_attn_path {
     GCUDA_FLASH_ATTN_SPLIT, // tensor cores (mma.sync), 8 to 32 rows per block; warps split the positions
     GCUDA_FLASH_ATTN_ROWS,  // tensor cores (mma.sync), 64 or 128 rows per block; warps split the rows
     GCUDA_FLASH_ATTN_WGMMA, // tensor cores (wgmma), TMA; warpgroups split 128 rows per block, or v of 64 (DV above 256)
-    // tensor cores (mma.sync), 16 to 64 rows per block; warps split the elements: DV up to 512, more block types
-    GCUDA_FLASH_ATTN_ELEMENTS,
+    GCUDA_FLASH_ATTN_ELEMENTS, // mma.sync, 16 to 64 rows per block; warps split the elements: DV to 512, more types
 };
 struct gcuda_flash_attn_plan {       // launchers; zeros: chosen
     enum gcuda_flash_attn_path path; // replaced if it does not support the operands
@@ -2412,12 +2385,12 @@ struct gcuda_flash_attn_ext_args {
     struct gcuda_array running; // [2, H, N, S] F32; data NULL: all positions at once
     bool is_begun, is_open;     // earlier positions were launched; later ones will be
     int32_t n_kv_max;           // gcuda_flash_attn_ext_set_n_kv_max; 0: no promise
-    // launchers: a word of device memory that becomes 1 if a row of the mask breaks n_kv_max, or NULL
-    int32_t * bad_index;
-    struct gcuda_flash_attn_plan plan; // launchers
-    void * scratch;                    // launchers: gcuda_flash_attn_ext_scratch_bytes
-    // launchers: what gcuda_launch_flash_attn_ext_mask_classes has made of this mask for as many tokens and positions;
-    // NULL: the launcher does it in scratch. The same bits either way
+    // The rest is for launchers.
+    int32_t * bad_index; // a word of device memory that becomes 1 if a row of the mask breaks n_kv_max, or NULL
+    struct gcuda_flash_attn_plan plan;
+    void * scratch; // gcuda_flash_attn_ext_scratch_bytes
+    // Result of gcuda_launch_flash_attn_ext_mask_classes for this mask and these numbers of tokens and positions. NULL:
+    // the launcher computes it in scratch, with the same bits.
     void * mask_classes;
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
@@ -2425,13 +2398,12 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
     float logit_softcap);
 // Precision of a flash_attn_ext or flash_attn_ext_back node. Sums are in F32 on every backend. INVALID_ARGUMENT, and
 // nothing changes: NULL, another operation, an unknown precision. Roundings that a backend may do:
-//   operation            DEFAULT                                                    F32
-//   flash_attn_ext       q and softmax weights to F16, with BF16 k or v to BF16;    each of these to at least 21 bits
-//                                                                                   (with
-//                        quantized and F32 k and v to F16. Beyond the range of
-//                        BF16: 16), as the sum of two such numbers
-//                        F16 a power of two is factored out, or nothing is rounded
-//   flash_attn_ext_back  all factors of products to BF16                            nothing
+//   operation            DEFAULT                                                 F32
+//   flash_attn_ext       q and softmax weights to F16, with BF16 k or v to       each of these to at least 21 bits
+//                        BF16; quantized and F32 k and v to F16. Beyond the      (with BF16: 16), as the sum of two
+//                        range of F16 a power of two is factored out, or         such numbers
+//                        nothing is rounded
+//   flash_attn_ext_back  all factors of products to BF16                         nothing
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a); // DEFAULT for another operation
 // Promises that no row of the mask has more than n entries other than -inf; 0 withdraws the promise. The result does
@@ -2453,13 +2425,13 @@ GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, s
 //     g[j]  = P[j] * (sum_d dy[d, h, n] * v[d, j, hv] - D),  D = sum_d dy[d, h, n] * y[d, h, n]
 //     s[j]  = g[j] * scale,  with a softcap times 1 - tanh(..)^2
 //     dq[:, n, h]   = sum_j s[j] * k[:, j, hk]
-//     dk[:, j, hk] += s[j] * q[:, n, h],  dv[:, j, hv] += P[j] * dy[:, h, n]    sums over all tokens and the heads that
-//                                                                               share them
-//     dsinks[h]    -= P[sink] * D                                               sum over all tokens and sequences
+//     dk[:, j, hk] += s[j] * q[:, n, h]      sum over all tokens and the heads that share k
+//     dv[:, j, hv] += P[j] * dy[:, h, n]     sum over all tokens and the heads that share v
+//     dsinks[h]    -= P[sink] * D            sum over all tokens and sequences
 //
-//   q, k, v, mask, sinks, scale, max_bias, logit_softcap  as there, but k and v F32, F16 or BF16. A position that no
-//                                                         query of the
-//            call sees may hold anything in k and v; both must be finite where some query sees it
+//   q, k, v, mask, sinks, scale, max_bias, logit_softcap
+//            as there, but k and v F32, F16 or BF16. A position that no query of the call sees may hold anything in k
+//            and v; both must be finite where some query sees it
 //   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
 //   returns  one row of F32: dq, dk, dv and, with sinks, dsinks, packed, in this order, each in the shape of its
 //            source. Views: gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that sees no position
@@ -2473,8 +2445,7 @@ struct gcuda_flash_attn_ext_back_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
-    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; with tensor cores q, dy, k and v in BF16 as well
-    void * scratch;
+    void * scratch;    // launchers: gcuda_flash_attn_ext_back_scratch_bytes; also q, dy, k, v in BF16 for tensor cores
 };
 enum gcuda_flash_attn_grad {
     GCUDA_FLASH_ATTN_GRAD_Q,
@@ -2617,8 +2588,7 @@ struct gcuda_conv_transpose_args { // the one-dimensional one as an image of hei
     int32_t stride;
     size_t max_shared;    // launchers: as in gcuda_mul_mat_args
     enum gcuda_prec prec; // of conv_transpose_2d
-    // launcher of conv_transpose_2d: gcuda_conv_transpose_2d_scratch_bytes, or NULL: always in F32, slower
-    void * scratch;
+    void * scratch;       // launcher of conv_transpose_2d: gcuda_conv_transpose_2d_scratch_bytes; NULL: in F32, slower
 };
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
@@ -2650,16 +2620,15 @@ struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
     struct gcuda_array dy; // pool_2d_back only: gradient of the pooled image
     enum gcuda_op_pool op;
     int32_t k0, k1, s0, s1, p0, p1;
-    // 1: the mean divides by the window elements inside the row. Set by pool_1d and its launcher; else 0
-    int32_t counts_inside;
-    void * scratch; // launcher of pool_2d_back: gcuda_pool_2d_back_scratch_bytes
+    int32_t counts_inside; // 1 in pool_1d and its launcher: the mean divides by the elements inside the row; else 0
+    void * scratch;        // launcher of pool_2d_back: gcuda_pool_2d_back_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_pool_1d(
     struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// Maximum or mean of windows of k0 x k1 elements in dimensions 0 and 1. MAX as in gcuda_pool_1d; AVG divides by k0 *
-// k1, padding included.
+// Maximum or mean of windows of k0 x k1 elements in dimensions 0 and 1. MAX as in gcuda_pool_1d; AVG divides by all
+// k0 * k1 elements, padding included.
 //   a        float; any strides
 //   p0, p1   padding before each dimension; may have fractions. Extents of the result are computed with p0 and p1 as
 //            given, positions of windows with their integer parts
@@ -2714,8 +2683,7 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Short causal convolution of each channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
-//   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed and adjacent (nb[1] is ne[0]
-//                               elements)
+//   sx       [K - 1 + T, D, S]  float: K - 1 earlier inputs, then T new ones; rows packed, without gaps between them
 //   c        [K, D]  float, contiguous
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
@@ -3054,7 +3022,7 @@ struct gcuda_backend_buffer_type {
     void * context;
 };
 
-// n rows of size bytes: row i at byte offset + i * stride_tensor of the tensor, i * stride_data of the data
+// n rows of size bytes: row i is at byte offset + i * stride_tensor of the tensor and at i * stride_data of the data.
 struct gcuda_rows_2d {
     size_t offset, size, n, stride_tensor, stride_data; // bytes, but n
 };
@@ -3121,9 +3089,8 @@ struct gcuda_backend_device_i {
     gcuda_backend_buffer_type_t (*get_buffer_type)(gcuda_backend_dev_t dev);
     gcuda_backend_buffer_type_t (*get_host_buffer_type)(gcuda_backend_dev_t dev); // optional
     gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size,
-        gcuda_backend_buffer_t * buffer); // optional
-    // not SUCCESS: the message says why
-    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
+        gcuda_backend_buffer_t * buffer);                                                 // optional
+    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // or a message why not
     bool (*supports_buft)(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
     bool (*offload_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);             // optional; default false
     gcuda_status (*event_new)(gcuda_backend_dev_t dev, gcuda_backend_event_t * event);       // optional
@@ -3192,7 +3159,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(
     gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
 GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
-// bytes that the tensor takes in such a buffer; 0 for NULL
+// Bytes that the tensor takes in such a buffer; 0 for NULL.
 GCUDA_API size_t gcuda_backend_buft_get_alloc_size(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
@@ -3207,7 +3174,7 @@ GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
 // that gcuda allocated: the call waits for the work queued on it first. Memory of the caller (buffer_from_ptr,
 // imports): only the buffer object is freed, without a wait.
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer);
-// NULL for size 0, and with an error for several buffers
+// Address of the buffer's memory; NULL for size 0, and with an error for several buffers.
 GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer);
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
@@ -3426,12 +3393,12 @@ enum gcuda_sched_priority {
 };
 
 struct gcuda_threadpool_params {
-    int n_threads; // including the caller's; 0: GCUDA_DEFAULT_N_THREADS
-    // processors that the pool's threads may use; none set: those of the creating thread
-    bool cpumask[GCUDA_MAX_N_THREADS];
-    enum gcuda_sched_priority prio; // of the pool's threads; that of the caller is never changed
-    uint32_t poll; // how long a thread polls for the next node before it sleeps: 100 is 40 us, 1 is almost
-        // nothing; 0: 50. Threads of an idle pool always sleep
+    int n_threads;                     // including the caller's; 0: GCUDA_DEFAULT_N_THREADS
+    bool cpumask[GCUDA_MAX_N_THREADS]; // processors of the pool's threads; none set: those of the creating thread
+    enum gcuda_sched_priority prio;    // of the pool's threads; that of the caller is never changed
+    // How long a thread polls for the next node before it sleeps: 100 is 40 us, 1 is almost nothing; 0: 50. Threads of
+    // an idle pool always sleep.
+    uint32_t poll;
     bool strict_cpu; // thread i runs on the i-th processor of cpumask only (the first one is for the caller)
     bool paused;     // threads start asleep; the next graph wakes them
     // Called by each of the pool's threads (index 1 to n_threads - 1) before its first work, to register the thread
@@ -3571,28 +3538,25 @@ struct gcuda_cuda_allocator {
 };
 struct gcuda_cuda_memory_params {
     struct gcuda_cuda_allocator device; // replaces cudaMalloc
-    // replaces cudaHostAlloc; all devices must be able to access the memory (portable)
-    struct gcuda_cuda_allocator pinned;
-    enum gcuda_cuda_switch unified;     // device memory from cudaMallocManaged, which may exceed that of the device.
-                                        // AUTO: if GCUDA_CUDA_ENABLE_UNIFIED_MEMORY is set
+    struct gcuda_cuda_allocator pinned; // replaces cudaHostAlloc; all devices must access the memory (portable)
+    // Device memory from cudaMallocManaged, which may exceed that of the device. AUTO: if the environment variable
+    // GCUDA_CUDA_ENABLE_UNIFIED_MEMORY is set.
+    enum gcuda_cuda_switch unified;
     enum gcuda_cuda_switch page_locked; // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
 };
 
-enum gcuda_cuda_pool { // allocator of a backend's scratch
-    // VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
-    GCUDA_CUDA_POOL_AUTO = 0,
-    // virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory merges with
-    // adjacent holes, in any order; a request gets the lowest hole that fits
-    GCUDA_CUDA_POOL_VMM = 1,
-    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks from the allocator, kept and reused
-};
+// Allocator of a backend's scratch.
+//   AUTO       VMM if device and driver support it and no allocator of the caller is set, otherwise BEST_FIT
+//   VMM        virtual memory management: addresses are reserved once, memory is mapped as needed. Freed memory merges
+//              with adjacent holes, in any order; a request gets the lowest hole that fits
+//   BEST_FIT   blocks from the allocator, kept and reused
+enum gcuda_cuda_pool { GCUDA_CUDA_POOL_AUTO = 0, GCUDA_CUDA_POOL_VMM = 1, GCUDA_CUDA_POOL_BEST_FIT = 2 };
 
-enum gcuda_cuda_peer_mode { // peer access: copies between devices without staging in host memory
-    // ON; with a stream of the caller, whose context gcuda does not change, OFF unless GCUDA_CUDA_P2P is set
-    GCUDA_CUDA_PEER_AUTO = 0,
-    GCUDA_CUDA_PEER_ON = 1, // if a probe shows that it works; enables peer access for the process
-    GCUDA_CUDA_PEER_OFF = 2 // never: copies are staged in page-locked host memory
-};
+// Peer access: copies between devices without staging in host memory.
+//   AUTO   ON; with a stream of the caller, whose context gcuda does not change, OFF unless GCUDA_CUDA_P2P is set
+//   ON     if a probe shows that it works; enables peer access for the process
+//   OFF    never: copies are staged in page-locked host memory
+enum gcuda_cuda_peer_mode { GCUDA_CUDA_PEER_AUTO = 0, GCUDA_CUDA_PEER_ON = 1, GCUDA_CUDA_PEER_OFF = 2 };
 
 struct gcuda_cuda_params {
     int device; // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
@@ -3692,11 +3656,10 @@ struct gcuda_cuda_device_info {
     char name[256]; // "NVIDIA H200"
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
     char pci[24];   // "0000:01:00.0"
-    // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
-    char luid[24];
-    int ordinal; // CUDA's number: the index, except of emulated devices (gcuda_cuda_device_params.n_devices)
-    int cc;      // compute capability: 100 * major + 10 * minor
-    int n_sm;    // SMs
+    char luid[24];  // "LUID-" and 16 hexadecimal digits, bytes in the order of Vulkan's deviceLUID; "" outside Windows
+    int ordinal;    // CUDA's number: the index, except of emulated devices (gcuda_cuda_device_params.n_devices)
+    int cc;         // compute capability: 100 * major + 10 * minor
+    int n_sm;       // SMs
     int warp_size;
     size_t shared_bytes;       // shared memory per block by default
     size_t shared_bytes_optin; // maximum per block, if the kernel opts in
@@ -3749,8 +3712,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, 
 // gcuda_backend_cuda_buffer_from_ptr for memory of the backend's context.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
-// max_shared of launchers, bytes; 0 if not CUDA
-GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);
+GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // max_shared of launchers; 0 if not CUDA
 // Page-locks memory of the caller, such as a mapped file, for copies from it; devices may be unable to write to it.
 // Fails if the memory is page-locked already or cannot be. Unregister it before it is freed; gcuda_shutdown unregisters
 // the rest. unregister returns INVALID_ARGUMENT for a ptr that is not registered.
@@ -3776,9 +3738,8 @@ enum gcuda_cuda_purpose {
 struct gcuda_cuda_purpose_stats {
     size_t in_use, reserved, peak; // as in struct gcuda_cuda_stats
 };
-struct gcuda_cuda_stats { // bytes of device memory
-    // in use by tensors and operations; of a device: all scratch that its backends reserve counts as in use
-    size_t in_use;
+struct gcuda_cuda_stats {       // bytes of device memory
+    size_t in_use;              // by tensors and operations; of a device: with all scratch reserved by its backends
     size_t reserved;            // allocated from the device
     size_t peak;                // largest reserved so far
     size_t budget;              // maximum of reserved; 0: none
@@ -3856,16 +3817,16 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that
 //                        only products read, all in one layout, is written prequantized
 //   scale + soft_max
-//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL. With the same rope of up
-//                        to GCUDA_ROPE_SET_QUERIES elements of queries, before, between or after the two; with set_rows
-//                        of values. Each of the three may begin with a bias and rms_norm + mul, and end with a Hadamard
-//                        transform
+//   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
+//     + rope             with the same rope of up to GCUDA_ROPE_SET_QUERIES elements of queries, before, between or
+//                        after the two
+//     + set_rows         with set_rows of values
+//     all three          each may begin with a bias and rms_norm + mul, and end with a Hadamard transform
 //   hadamard             a mul_mat with GCUDA_HINT_SRC0_IS_HADAMARD of 64, 128, 256 or 512
 //   ssm_conv             of F32, with a bias of its channels and SiLU
 //   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
 //   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
-//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order; see the next
-//                        table
+//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order: next table
 //   two products + glu   of one column and the same activations, then the steps of an epilogue
 //   several products     of the same activations
 //     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
@@ -3887,17 +3848,17 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // capture fails, the plan is run without a CUDA graph and one line is logged.
 struct gcuda_cuda_plan_stats { // n_plans and n_bytes: current cache; the others: since the backend was made
     int n_plans;
-    size_t n_bytes; // host memory, not counting CUDA's memory for its graphs
-    // plans; captures and launches of CUDA graphs
-    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
-    uint64_t n_fused;      // launches for several nodes, in the plans made
-    uint64_t n_concurrent; // launches on streams of concurrent branches, in the plans made
+    size_t n_bytes;                                  // host memory, not counting CUDA's memory for its graphs
+    uint64_t n_made, n_reused, n_updated, n_evicted; // plans
+    uint64_t n_captures, n_graph_launches;           // of CUDA graphs
+    uint64_t n_fused;                                // launches for several nodes, in the plans made
+    uint64_t n_concurrent;                           // launches on streams of concurrent branches, in the plans made
     // Updates of single nodes of a CUDA graph, without a new capture: at most half of the launches have changed, all on
     // one stream, with the same kernels. Otherwise the next run captures the whole graph.
     uint64_t n_patched;
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
-// frees the cached plans, not those of the caller
+// Frees the cached plans, not those of the caller.
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend);
 
 // ---- upload: host memory of any kind into tensors, by separate threads, while backends compute ----
@@ -3914,11 +3875,10 @@ struct gcuda_cuda_uploader;
 
 struct gcuda_cuda_uploader_params { // zero-filled: the defaults
     int device;
-    int n_slots;       // 2 to 8; 0: 4
-    size_t slot_bytes; // of each, 4 KiB to 1 GiB; 0: 8 MiB
-    int n_threads;     // threads that copy, 1 to 64; 0: half of the processors, at most 8
-    // a CUDA backend: its device and context replace `device`; NULL: none. The uploader may outlive the backend
-    gcuda_backend_t backend;
+    int n_slots;             // 2 to 8; 0: 4
+    size_t slot_bytes;       // of each, 4 KiB to 1 GiB; 0: 8 MiB
+    int n_threads;           // threads that copy, 1 to 64; 0: half of the processors, at most 8
+    gcuda_backend_t backend; // CUDA; its device and context replace `device`; NULL: none. The uploader may outlive it
 };
 
 typedef uint64_t gcuda_cuda_ticket; // identifies one upload or download; 0: all earlier ones
@@ -4012,8 +3972,7 @@ struct gcuda_cuda_peer {
     bool is_in_use;                 // the test pattern was intact, and access is enabled
     enum gcuda_cuda_peer_path path; // of copies from the device to the peer
     char reason[120];               // why access is not in use; "" if it is
-    // by NVLink, with atomics; known after the probe. True for two emulated devices on one GPU
-    bool is_linked;
+    bool is_linked;                 // by NVLink, with atomics; after the probe. True for emulated devices on one GPU
 };
 // The results of earlier probes; starts none. INVALID_ARGUMENT: no such devices, or equal ones.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
@@ -4159,8 +4118,7 @@ struct gcuda_launch_series {    // of the calling thread
     int failed_query;           // cudaError_t of a failed device query, which makes the next launch FAILED; 0: none
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
-// whether the current device and build support programmatic dependent launch
-GCUDA_KERNEL_API bool gcuda_has_overlap(void);
+GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether device and build support programmatic dependent launch
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not
 // report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
@@ -4180,9 +4138,8 @@ GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
     GCUDAI_DECLARE_##launch(name, args)
 GCUDA_OPS(X)
 #undef X
-// 0 unless between two quantized types
-GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // gcuda_launch_add for quantized a
+GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // 0: not two quantized types
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized(                            // gcuda_launch_add for quantized a
     const struct gcuda_binary_args * args, gcuda_stream stream);
 // of gcuda_launch_add and _add_quantized
 GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args);
@@ -4240,7 +4197,7 @@ struct gcuda_norm_product_args {
     struct gcuda_norm_mul_args norm;
     struct gcuda_array a, y;
 };
-// sizes and alignment; false: UNSUPPORTED
+// Whether sizes and alignment fit. If not, the launcher returns UNSUPPORTED.
 GCUDA_KERNEL_API bool gcuda_norm_product_takes(const struct gcuda_norm_product_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(
     const struct gcuda_norm_product_args * args, gcuda_stream stream);
@@ -4255,8 +4212,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_product(
 #define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_steps { // applied in this order, with rope after the norm
     const void * bias;        // F32 [ne[0] * ne[1]], packed: added to every token's heads; NULL: none
-    // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows at multiples of 16 bytes, ne[0]
-    // <= 512
+    // F32 [ne[0]], packed: each head becomes its rms_norm times this; NULL: none. Rows are at multiples of 16 bytes and
+    // have at most 512 elements.
     const void * norm;
     float eps; // of the norm
     // size of Hadamard transforms of consecutive elements: 64, 128, 256 or 512, a divisor of ne[0]; 0: none
@@ -4270,7 +4227,7 @@ struct gcuda_rope_set_args {
     struct gcuda_array v, v_ids, v_y; // v [ne[0], heads, ne[2]]; data NULL: none
     struct gcuda_rope_set_steps k_steps, q_steps, v_steps;
 };
-// types and sizes; false: UNSUPPORTED
+// Whether types and sizes fit. If not, the launcher returns UNSUPPORTED.
 GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
 // Hadamard transform of the rows of b, for args->hint GCUDA_HINT_SRC0_IS_HADAMARD and a with 64, 128, 256 or 512 rows.
@@ -4349,8 +4306,7 @@ struct gcuda_mul_mat_device { // a device, current or not
 struct gcuda_mul_mat_job {          // zero-filled except args: path PLAIN
     enum gcuda_mul_mat_path path;
     const struct gcuda_mul_mat_args * args; // a product, or n_args of them
-    // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
-    int n_args;
+    int n_args;                             // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
     const struct gcuda_mul_mat_id_args * experts;   // instead of args; its scratch is ignored
     const struct gcuda_mul_mat_epilogue * epilogue; // NULL: none. One product: VEC, TILE, WGMMA; experts: VEC
     enum gcuda_mul_mat_stage stage;
@@ -4416,9 +4372,8 @@ struct gcuda_flash_attn_case {
     int capability; // 100 * major + 10 * minor
     enum gcuda_type k_type, v_type;
     int64_t dk, dv, n_kv, n_rows; // n_kv: positions; n_rows: tokens times heads that share k and v
-    // rows at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4); elements of a row adjacent
-    bool is_aligned;
-    bool is_precise; // GCUDA_PREC_F32
+    bool is_aligned;              // rows packed, at multiples of 16 bytes (quantized: of 2; Q4_1, Q5_1: of 4)
+    bool is_precise;              // GCUDA_PREC_F32
     // Two stages (ELEMENTS: one) fit in a block's shared memory. fits_rows: with k and v as F16 if they are converted.
     bool fits_rows, fits_split, fits_elements;
     // Stages fit, kernels are compiled for 9.0a, precision is DEFAULT, DK is up to 576, DV up to 512 (BF16: 128).
@@ -4465,8 +4420,7 @@ struct gcuda_backend_sched;
 typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
 
 struct gcuda_backend_sched_params {
-    // n_backends different ones, in order of preference; the last is of type CPU
-    const gcuda_backend_t * backends;
+    const gcuda_backend_t * backends; // n_backends different ones, in order of preference; the last is of type CPU
     const gcuda_backend_buffer_type_t * bufts; // buffer type of each backend's results; NULL: default types
     int n_backends;
     size_t graph_size; // expected nodes and leafs, for which memory is allocated at once; larger graphs work too
@@ -4660,17 +4614,19 @@ enum gcuda_gguf_type { // types of values, numbered as in files
 
 struct gcuda_gguf_context;
 
-struct gcuda_gguf_init_params { // zero-filled: reads metadata and tensor infos, makes no gcuda_context
-    // tensors of *ctx get no data: gcuda_gguf_load or the caller allocates them. false: they are in a host buffer of
-    // usage WEIGHTS over the mapping or the memory given; data of a FILE or callback is read
+// Zero-filled: reads metadata and tensor infos, makes no gcuda_context.
+//   no_alloc   tensors of *ctx get no data: gcuda_gguf_load or the caller allocates them. false: they are in a host
+//              buffer of usage WEIGHTS over the mapping or the memory given; data of a FILE or callback is read
+//   ctx        *ctx becomes a new context with all tensors, freed by the caller; NULL on failure. NULL: no context
+//   status     *status becomes the status: IO (no such file, file too short), INVALID_DATA (bad contents), ... or NULL
+//   copy       with ctx and without no_alloc: data is read into memory of the gguf context instead of being mapped
+//   one_part   opens only this file of a split file, with its tensors
+struct gcuda_gguf_init_params {
     bool no_alloc;
-    // *ctx becomes a new context with all tensors, freed by the caller; NULL on failure. NULL: no context
     struct gcuda_context ** ctx;
-    // NULL, or *status becomes the status: IO (no such file, file too short), INVALID_DATA (bad contents), ...
     gcuda_status * status;
-    // with ctx and without no_alloc: data is read into memory of the gguf context instead of being mapped
     bool copy;
-    bool one_part; // opens only this file of a split file, with its tensors
+    bool one_part;
 };
 
 // Reads n_bytes at byte `offset`, counted from the start of the GGUF data, into output. Returns the bytes read, fewer
@@ -4700,11 +4656,10 @@ GCUDA_API void gcuda_gguf_free(struct gcuda_gguf_context * g); // NULL is allowe
 // ---- the file ----
 GCUDA_API uint32_t gcuda_gguf_get_version(const struct gcuda_gguf_context * g); // 0 for NULL
 GCUDA_API size_t gcuda_gguf_get_alignment(const struct gcuda_gguf_context * g); // bytes; 0 for NULL
-// byte of the first part at which tensor data starts
+// data_offset: byte of the first part at which tensor data starts; data_size: bytes of all tensors, without padding;
+// n_parts: open files, 1 or the parts of a split file.
 GCUDA_API uint64_t gcuda_gguf_get_data_offset(const struct gcuda_gguf_context * g);
-// bytes of all tensors, without padding
 GCUDA_API uint64_t gcuda_gguf_get_data_size(const struct gcuda_gguf_context * g);
-// open files: 1, or the parts of a split file
 GCUDA_API int gcuda_gguf_get_n_parts(const struct gcuda_gguf_context * g);
 GCUDA_API const char * gcuda_gguf_type_name(enum gcuda_gguf_type type); // "u32", "arr"; "invalid" for no type
 
@@ -4714,9 +4669,8 @@ GCUDA_API const char * gcuda_gguf_type_name(enum gcuda_gguf_type type); // "u32"
 GCUDA_API int64_t gcuda_gguf_get_n_kv(const struct gcuda_gguf_context * g);
 GCUDA_API int64_t gcuda_gguf_find_key(const struct gcuda_gguf_context * g, const char * key);   // key_id; -1: none
 GCUDA_API const char * gcuda_gguf_get_key(const struct gcuda_gguf_context * g, int64_t key_id); // NULL out of range
-// COUNT out of range
+// Types of a value and of the elements of an array; GCUDA_GGUF_TYPE_COUNT: out of range, or no array.
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_kv_type(const struct gcuda_gguf_context * g, int64_t key_id);
-// COUNT if no array
 GCUDA_API enum gcuda_gguf_type gcuda_gguf_get_arr_type(const struct gcuda_gguf_context * g, int64_t key_id);
 GCUDA_API uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_id); // elements; 0 if no array
 GCUDA_API gcuda_status gcuda_gguf_get_val_u8(const struct gcuda_gguf_context * g, int64_t key_id, uint8_t * value);
@@ -4746,37 +4700,38 @@ GCUDA_API gcuda_status gcuda_gguf_get_arr_str(
 // ---- values by key, converted, for readers of models ----
 // A missing key: INVALID_DATA if is_required, otherwise SUCCESS, and *value is unchanged (set a default before the
 // call). A value that cannot be converted without loss: INVALID_DATA, and the message names it.
-GCUDA_API gcuda_status gcuda_gguf_get_int(const struct gcuda_gguf_context * g, const char * key, bool is_required,
-    int64_t min, int64_t max, int64_t * value); // any integer type; INVALID_DATA outside [min, max]
+//   int      any integer type; INVALID_DATA outside [min, max]
+//   int_at   element i of an array (numbers per layer); a single integer is the element for every i
+//   float    f32, or f64 rounded; must be finite
+//   str      INVALID_DATA if a zero byte is in it
+GCUDA_API gcuda_status gcuda_gguf_get_int(
+    const struct gcuda_gguf_context * g, const char * key, bool is_required, int64_t min, int64_t max, int64_t * value);
 GCUDA_API gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const char * key, bool is_required,
-    uint64_t i,
-    // element i of an array (numbers per layer); a single integer is the element for every i
-    int64_t min, int64_t max, int64_t * value);
-// f32, or f64 rounded; must be finite
+    uint64_t i, int64_t min, int64_t max, int64_t * value);
 GCUDA_API gcuda_status gcuda_gguf_get_float(
     const struct gcuda_gguf_context * g, const char * key, bool is_required, float * value);
 GCUDA_API gcuda_status gcuda_gguf_get_bool(
     const struct gcuda_gguf_context * g, const char * key, bool is_required, bool * value);
-// INVALID_DATA with a zero byte in it
 GCUDA_API gcuda_status gcuda_gguf_get_str(
     const struct gcuda_gguf_context * g, const char * key, bool is_required, const char ** value);
 
 // ---- tensors by tensor_id: index in the file, part by part ----
+//            result                                    tensor_id out of range
+//   name     of the tensor                             NULL
+//   type     of its elements                           GCUDA_TYPE_COUNT
+//   ne       [4] sizes                                 NULL
+//   n_dims   as the file says                          0
+//   size     bytes                                     0
+//   offset   bytes into its part's tensor data         0
+//   part     number of its file, from 0                -1
 GCUDA_API int64_t gcuda_gguf_get_n_tensors(const struct gcuda_gguf_context * g);
 GCUDA_API int64_t gcuda_gguf_find_tensor(const struct gcuda_gguf_context * g, const char * name); // tensor_id; -1: none
-// NULL out of range
 GCUDA_API const char * gcuda_gguf_get_tensor_name(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// COUNT out of range
 GCUDA_API enum gcuda_type gcuda_gguf_get_tensor_type(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// [4]; NULL out of range
 GCUDA_API const int64_t * gcuda_gguf_get_tensor_ne(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// as the file says; 0 out of range
 GCUDA_API int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// bytes; 0 out of range
 GCUDA_API size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// bytes into its part's tensor data
 GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// from 0; -1 out of range
 GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id);
 // Address of a tensor's data in the mapping, the memory given or the memory read. NULL: the data of a FILE or callback
 // was not read.
@@ -4844,23 +4799,22 @@ GCUDA_API gcuda_status gcuda_gguf_set_arr_data(
     struct gcuda_gguf_context * g, const char * key, enum gcuda_gguf_type element_type, const void * data, uint64_t n);
 GCUDA_API gcuda_status gcuda_gguf_set_arr_str(
     struct gcuda_gguf_context * g, const char * key, const char * const * values, uint64_t n);
-// all keys and values of src
+// Copies all keys and values of src.
 GCUDA_API gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src);
 
 // Adds a tensor by name (1 to 63 bytes), type and shape. Its data, in host memory or a backend buffer, is contiguous
 // and must stay valid until it is written. A tensor without data needs gcuda_gguf_set_tensor_data before writing,
 // unless only metadata is written.
 GCUDA_API gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor);
+// set_type: the tensor has no data afterwards. set_data: size is that of the tensor in bytes; data stays the caller's.
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_type(
-    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type); // the tensor has no data afterwards
-// size: bytes of the tensor; data stays the caller's
+    struct gcuda_gguf_context * g, const char * name, enum gcuda_type type);
 GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
     struct gcuda_gguf_context * g, const char * name, const void * data, size_t size);
 
 // Writing, in version 3. only_meta: header, keys and values, tensor infos and their padding, without tensor data. The
-// functions for memory fail if size is too small.
-GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g); // bytes with only_meta; 0 for NULL
-// bytes of the whole file; 0 for NULL
+// functions for memory fail if size is too small. Sizes are bytes with only_meta and of the whole file; 0 for NULL.
+GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g);
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
 // Writes PATH.part, then renames it, which replaces an existing file. This may be the file that g maps, except on
@@ -6168,8 +6122,7 @@ GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
 
 // gcudai_extreme for 32 elements.
 GCUDAI_SHARED float gcudai_extreme_32(const float * x) {
-// one instruction each, which passes over NaN; who is first matters only where both ends are as far from 0
-#ifdef GCUDAI_KERNELS
+#ifdef GCUDAI_KERNELS // one instruction each, which ignores NaN; order matters only if both ends are as far from 0
     float lo = 0.0f, hi = 0.0f;
     GCUDAI_UNROLL for (int i = 0; i < 32; ++i) {
         lo = fminf(lo, x[i]);
@@ -6325,7 +6278,7 @@ GCUDAI_SHARED int gcudai_reached_iq4nl(float t) {
 // A thread has no fifteen comparisons abreast. Steps of 8 are shorter than the distance of two midpoints: in each, t
 // has at most one to be compared with.
 struct gcudai_iq4nl {
-    // [8 k - 1, 8 k + 7) at k mod 32: the midpoint, whose float has 16 zeros, and 4 times the code below it
+    // For [8 k - 1, 8 k + 7), at k mod 32: the midpoint, whose float has 16 zeros, and 4 times the code below it.
     uint32_t steps[32];
     float values[16];
 };
@@ -6451,8 +6404,8 @@ GCUDAI_SHARED void gcudai_affine_codes(int n, int max, const float * x, float is
 // For tries, where NaN may become any code: it has x beyond all numbers or hi - lo infinite or below 5e-38, and then
 // the determinant of gcudai_affine_fit is NaN or 0.
 GCUDAI_SHARED void gcudai_affine_try_codes(int n, int max, const float * x, float is, float lo, float * q) {
-// clamped as an integer, to both ends at once: floats >= 0 have the order of their bits, others are negative
 #ifdef GCUDAI_KERNELS
+    // Clamped as an integer, to both ends at once: floats >= 0 have the order of their bits, others are negative.
     const int top = __float_as_int((float) max);
     GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
         const float v = __int_as_float(__vimin_s32_relu(__float_as_int(is * (x[i] - lo)), top));
@@ -7957,7 +7910,7 @@ static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 // All process-wide state: a lock, and nothing that needs to be freed at exit.
 struct gcudai_globals {
     gcudai_mutex lock;
-    // of the next three; held during the callback, which may take the other lock: never log with that held
+    // Guards the next three. It is held during the callback, which may take `lock`: never log with that held.
     gcudai_mutex log_lock;
     gcuda_log_callback log;
     enum gcuda_log_level log_level;
@@ -8839,12 +8792,14 @@ static void gcudai_quantize_row_f64(const float * x, void * y, int64_t n) {
     }
 }
 
+// clang-format off
 enum {
 #define X(ID, ...) GCUDAI_TYPE_LINE_##ID,
     GCUDA_TYPES(X)
 #undef X
-        GCUDAI_TYPE_LINES
+    GCUDAI_TYPE_LINES
 };
+// clang-format on
 
 #define GCUDAI_IF_IMATRIX_no(a, b) b
 #define GCUDAI_IF_IMATRIX_may(a, b) a
@@ -9134,7 +9089,8 @@ void gcuda_unravel_index(
 
 enum gcudai_object_kind { GCUDAI_OBJECT_TENSOR, GCUDAI_OBJECT_GRAPH, GCUDAI_OBJECT_BYTES };
 struct gcudai_object {
-    struct gcudai_object *next, *prev;
+    struct gcudai_object * next;
+    struct gcudai_object * prev;
     size_t size; // of the payload that follows
     enum gcudai_object_kind kind;
 };
@@ -9147,7 +9103,8 @@ struct gcudai_arena_block {
 
 struct gcuda_context {
     struct gcudai_arena_block * block; // the newest
-    struct gcudai_object *first, *last;
+    struct gcudai_object * first;
+    struct gcudai_object * last;
     bool no_alloc, is_growing;
     gcuda_status error; // the first one; text in message
     char message[GCUDAI_MESSAGE_BYTES];
@@ -9739,8 +9696,7 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
     gcuda_abort_callback should_stop; // NULL: never
     void * stop_data;
-    // jobs of a parallel_for, of which the caller may run none; else the caller's thread asks
-    bool is_asked_by_all;
+    bool is_asked_by_all; // by jobs of a parallel_for, of which the caller may run none; else by the caller's thread
     gcudai_atomic_i32 is_asking;  // a thread is inside should_stop
     gcudai_atomic_i32 is_stopped; // the callback has said so
 };
@@ -9867,7 +9823,11 @@ static GCUDAI_INLINE int gcudai_q_zero_code(enum gcuda_type type) {
 // and its rounding error r = (sum of the values) - s. s and r exist per 16 values too.
 struct gcudai_q_col {
     int8_t * q;
-    float *d, *s32, *r32, *s16, *r16;
+    float * d;
+    float * s32;
+    float * r32;
+    float * s16;
+    float * r16;
 };
 
 static int64_t gcudai_q_pad(int64_t k) { return (k + GCUDAI_Q_PAD - 1) / GCUDAI_Q_PAD * GCUDAI_Q_PAD; }
@@ -10562,7 +10522,8 @@ static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const in
 static void gcudai_q_dot_scalar(GCUDAI_Q_DOT_ARGS) {
     const int group = gcudai_q_group(kind);
     for (int c = 0; c < n_cols; ++c) {
-        const float *s = group == 32 ? x[c].s32 : x[c].s16, *r = group == 32 ? x[c].r32 : x[c].r16;
+        const float * s = group == 32 ? x[c].s32 : x[c].s16;
+        const float * r = group == 32 ? x[c].r32 : x[c].r16;
         float acc = 0.0f;
         for (int64_t g = 0; g < n / group; ++g) {
             const int sum = gcudai_q_dot_group(gcudai_q_is_signed(kind), group, q + g * group, x[c].q + g * group);
@@ -10644,7 +10605,8 @@ static void gcudai_gemm_scalar(
         float acc[4][8];
         memset(acc, 0, sizeof(acc));
         for (int64_t k = 0; k < kc; ++k) {
-            const float *av = a + 8 * k, *bv = b + 4 * k;
+            const float * av = a + 8 * k;
+            const float * bv = b + 4 * k;
             for (int j = 0; j < 4; ++j) {
                 const float v = bv[j];
                 for (int r = 0; r < 8; ++r) { acc[j][r] += av[r] * v; }
@@ -11209,7 +11171,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * 
         _mm256_max_epi32(_mm256_permute2x128_si256(m[0], m[1], 0x20), _mm256_permute2x128_si256(m[0], m[1], 0x31));
     const __m256i cd =
         _mm256_max_epi32(_mm256_permute2x128_si256(m[2], m[3], 0x20), _mm256_permute2x128_si256(m[2], m[3], 0x31));
-    // a a c c, b b d d
+    // pairs: a a c c, b b d d
     const __m256i v = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
     const __m256i w = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
     return _mm_blend_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 10);
@@ -11686,7 +11648,9 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(
     const int group = gcudai_q_group(kind);
     const bool has_min = gcudai_q_has_min(kind);
     const uint8_t * w = p->codes;
-    const float *sc = p->sc, *mn = p->mn, *mean = p->mean;
+    const float * sc = p->sc;
+    const float * mn = p->mn;
+    const float * mean = p->mean;
     GCUDAI_VNNI_COL(0);
     GCUDAI_VNNI_COL(1);
     GCUDAI_VNNI_COL(2);
@@ -11776,7 +11740,10 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_dot1(
 
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(
     enum gcuda_type type, const char * w, const char * const * x, int64_t n, float * out) {
-    const char *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
+    const char * x0 = x[0];
+    const char * x1 = x[1];
+    const char * x2 = x[2];
+    const char * x3 = x[3];
     __m256 a0 = _mm256_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -11919,7 +11886,8 @@ GCUDAI_TARGET_AVX512 static GCUDAI_INLINE void gcudai_avx512_out(float * c, bool
 
 GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_12(
     int64_t kc, const float * a, const float * b, int64_t b_step, float * c, int64_t ldc, bool add) {
-    const float *b1 = b + b_step, *b2 = b1 + b_step;
+    const float * b1 = b + b_step;
+    const float * b2 = b1 + b_step;
     const __m512 zero = _mm512_setzero_ps();
     GCUDAI_GEMM_AVX512_VARS(s);
     GCUDAI_GEMM_AVX512_VARS(t);
@@ -12003,7 +11971,8 @@ static GCUDAI_INLINE int32x4_t gcudai_neon_q_sums(const uint8_t * q, const int8_
 static GCUDAI_INLINE float gcudai_neon_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
     const struct gcudai_q_col * x, int64_t n) {
     const bool per16 = gcudai_q_group(kind) == 16;
-    const float *s = per16 ? x->s16 : x->s32, *r = per16 ? x->r16 : x->r32;
+    const float * s = per16 ? x->s16 : x->s32;
+    const float * r = per16 ? x->r16 : x->r32;
     float32x4_t a = vdupq_n_f32(0.0f), b = a;
     for (int64_t g = 0; !gcudai_q_is_signed(kind) && g < n / gcudai_q_group(kind); g += 4) {
         const float32x4_t m = vld1q_f32(mn + g);
@@ -13632,7 +13601,8 @@ struct gcudai_pair {
 };
 
 static struct gcudai_pair gcudai_pair_of(enum gcuda_type x_type, enum gcuda_type y_type) {
-    const struct gcuda_type_traits *x = gcuda_get_type_traits(x_type), *y = gcuda_get_type_traits(y_type);
+    const struct gcuda_type_traits * x = gcuda_get_type_traits(x_type);
+    const struct gcuda_type_traits * y = gcuda_get_type_traits(y_type);
     struct gcudai_pair c;
     c.x_type = x_type;
     c.y_type = y_type;
@@ -14129,7 +14099,8 @@ struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_te
 }
 
 static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
     GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1,
         "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
@@ -14182,7 +14153,8 @@ static void gcudai_get_rows_cpu(const union gcuda_args * args, const struct gcud
 // >>op:get_rows_back ----------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_get_rows_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
-    struct gcuda_tensor *src[] = { a, b }, *shape[] = { c };
+    struct gcuda_tensor * src[] = { a, b };
+    struct gcuda_tensor * shape[] = { c };
     if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, src, 2) ||
         !gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, shape, 1)) {
         return NULL;
@@ -14191,7 +14163,8 @@ struct gcuda_tensor * gcuda_get_rows_back(
 }
 
 static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
@@ -14233,7 +14206,8 @@ static void gcudai_get_rows_back_chain(
 
 static void gcudai_get_rows_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
-    int64_t *first = (int64_t *) (void *) t->shared, *next = first + p->y.ne[1];
+    int64_t * first = (int64_t *) (void *) t->shared;
+    int64_t * next = first + p->y.ne[1];
     double spent = 0.0;
     if (t->phase == 0) {
         gcudai_get_rows_back_chain(p, t, first, next);
@@ -14263,7 +14237,9 @@ struct gcuda_tensor * gcuda_set_rows(
 }
 
 static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *b = y->src[0], *c = y->src[1], *a = y->src[2];
+    const struct gcuda_tensor * b = y->src[0];
+    const struct gcuda_tensor * c = y->src[1];
+    const struct gcuda_tensor * a = y->src[2];
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
     GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of %s is %s, want i32 or i64",
@@ -14431,7 +14407,8 @@ static bool gcudai_region_fits(const struct gcuda_tensor * y, const struct gcuda
 }
 
 static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     const struct gcuda_array r = gcudai_region_of(y);
     const size_t offset = gcudai_region_bytes(y, 3), size = gcuda_type_size(y->type);
     bool is_aligned = offset % size == 0;
@@ -14563,7 +14540,8 @@ static void gcudai_repeat_cpu(const union gcuda_args * args, const struct gcudai
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
-    struct gcuda_tensor *src[] = { a }, *shape[] = { b };
+    struct gcuda_tensor * src[] = { a };
+    struct gcuda_tensor * shape[] = { b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT_BACK, src, 1) || !gcudai_op_begin(ctx, GCUDA_OP_REPEAT_BACK, shape, 1)) {
         return NULL;
     }
@@ -14671,9 +14649,11 @@ static void gcudai_sum_store(const struct gcuda_array * y, const struct gcudai_p
 }
 
 static void gcudai_repeat_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    const struct gcuda_array *x = &args->cpy.x, *y = &args->cpy.y;
+    const struct gcuda_array * x = &args->cpy.x;
+    const struct gcuda_array * y = &args->cpy.y;
     const struct gcudai_sum s = gcudai_sum_of(x, y);
-    double *parts = (double *) (void *) t->shared, sum[GCUDAI_PIECE];
+    double * parts = (double *) (void *) t->shared;
+    double sum[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_piece c = gcudai_piece_of(y, s.width, t->phase == 0 ? item / s.n_groups : item);
         GCUDAI_ZERO(sum);
@@ -14707,7 +14687,8 @@ struct gcuda_tensor * gcuda_concat(
 }
 
 static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     const int dim = gcudai_concat_params_of(y).dim;
     GCUDAI_WANT(y, dim >= 0 && dim < GCUDA_MAX_DIMS, "dimension is %d, want 0 to 3", dim);
     GCUDAI_TRY(gcudai_want_same_type(y, a, b));
@@ -17646,7 +17627,8 @@ static gcuda_status gcudai_mul_mat_types(
 }
 
 static gcuda_status gcudai_mul_mat_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     GCUDAI_TRY(gcudai_mul_mat_types(y, a, b));
     GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
         "dimensions 2 and 3 of the second operand are no multiples of the first's");
@@ -17882,7 +17864,9 @@ struct gcuda_tensor * gcuda_mul_mat_id(
 }
 
 static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *as = y->src[0], *b = y->src[1], *ids = y->src[2];
+    const struct gcuda_tensor * as = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    const struct gcuda_tensor * ids = y->src[2];
     GCUDAI_TRY(gcudai_mul_mat_types(y, as, b));
     GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
     GCUDAI_TRY(gcudai_want_rows(y, ids));
@@ -18051,7 +18035,8 @@ struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_te
 }
 
 static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type),
         "first operand is %s, want F32, F16, BF16 or a quantized weight type", gcuda_type_name(a->type));
     GCUDAI_TRY(gcudai_want_float(y, b));
@@ -18338,11 +18323,14 @@ struct gcudai_attn_block {
     const struct gcuda_flash_attn_ext_args * p;
     struct gcudai_attn a;
     int64_t s, group, q0, n, part; // sequence, group, first query and number of them, part of the positions
-    float *q, *acc;                // [block, dk], [block, dv]
+    float * q;                     // [block, dk]
+    float * acc;                   // [block, dv]
     float * w;                     // [block, tile]: bias, then score, then weight
-    float *max, *sum, *slope;      // [block]
-    float * rows;                  // [tile, max(dk, dv)]: rows of k or v as F32
-    float * keys;                  // [dk][tile]: rows of k, transposed
+    float * max;                   // [block], as the next two
+    float * sum;
+    float * slope;
+    float * rows; // [tile, max(dk, dv)]: rows of k or v as F32
+    float * keys; // [dk][tile]: rows of k, transposed
     const struct gcudai_simd * simd;
 };
 
@@ -18410,8 +18398,7 @@ static bool gcudai_attn_bias(struct gcudai_attn_block * b, int64_t j0, int64_t n
             gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], n, w);
         }
         for (int64_t j = n; j < GCUDAI_ATTN_TILE; ++j) { w[j] = -HUGE_VALF; }
-        // it may be 0
-        for (int64_t j = 0; j < n && b->slope[i] != 1.0f; ++j) {
+        for (int64_t j = 0; j < n && b->slope[i] != 1.0f; ++j) { // a slope of 0 must not make NaN of -inf
             w[j] = w[j] == -HUGE_VALF ? -HUGE_VALF : w[j] * b->slope[i];
         }
         for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { used |= gcudai_f32_bits(w[j]) ^ GCUDAI_MINUS_INFINITY; }
@@ -18438,7 +18425,8 @@ static void gcudai_attn_scores(struct gcudai_attn_block * b, int64_t j0, int64_t
     const float scale = b->p->scale, softcap = b->p->logit_softcap;
     gcudai_attn_keys(b, j0, n);
     for (int64_t i = 0; i < b->n; ++i) {
-        float *w = b->w + i * GCUDAI_ATTN_TILE, x[GCUDAI_ATTN_TILE] = { 0.0f };
+        float * w = b->w + i * GCUDAI_ATTN_TILE;
+        float x[GCUDAI_ATTN_TILE] = { 0.0f };
         b->simd->loops->taps(x, b->q + i * b->a.dk, b->keys, b->a.dk, GCUDAI_ATTN_TILE);
         for (int j = 0; j < GCUDAI_ATTN_TILE; ++j) { x[j] *= scale; }
         for (int j = 0; j < GCUDAI_ATTN_TILE && softcap != 0.0f; ++j) { x[j] = softcap * tanhf(x[j] / softcap); }
@@ -18451,7 +18439,8 @@ static void gcudai_attn_scores(struct gcudai_attn_block * b, int64_t j0, int64_t
 // Scores become weights relative to the largest score so far; earlier sums are scaled to match.
 static void gcudai_attn_weights(struct gcudai_attn_block * b) {
     for (int64_t i = 0; i < b->n; ++i) {
-        float *w = b->w + i * GCUDAI_ATTN_TILE, *acc = b->acc + i * b->a.dv;
+        float * w = b->w + i * GCUDAI_ATTN_TILE;
+        float * acc = b->acc + i * b->a.dv;
         const float tile_max = gcudai_lane_max(w), max = tile_max > b->max[i] ? tile_max : b->max[i];
         if (max > b->max[i] && b->max[i] != -HUGE_VALF) {
             const float shrink = expf(b->max[i] - max);
@@ -18724,9 +18713,12 @@ static void gcudai_flash_attn_back_work(const struct gcuda_tensor * y, struct gc
 struct gcudai_attn_pairs {
     const struct gcuda_flash_attn_ext_back_args * p;
     int64_t s, h, token0, n, j0, m; // n queries, m positions
-    const float *q[GCUDAI_ATTN_BLOCK], *dy[GCUDAI_ATTN_BLOCK], *k[GCUDAI_ATTN_TILE], *v[GCUDAI_ATTN_TILE];
-    // scores, then weights; gradients of weights
-    float w[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE], g[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];
+    const float * q[GCUDAI_ATTN_BLOCK];
+    const float * dy[GCUDAI_ATTN_BLOCK];
+    const float * k[GCUDAI_ATTN_TILE];
+    const float * v[GCUDAI_ATTN_TILE];
+    float w[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];     // scores, then weights
+    float g[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE];     // gradients of weights
     float slope[GCUDAI_ATTN_BLOCK][GCUDAI_ATTN_TILE]; // of a score, by q . k
     float * buf;
     gcudai_lane_dot_fn dot;
@@ -18749,7 +18741,8 @@ static void gcudai_attn_pairs_positions(struct gcudai_attn_pairs * b, int64_t j0
     const struct gcuda_flash_attn_ext_back_args * p = b->p;
     const int64_t dk = p->q.ne[0], dv = p->v.ne[0], hk = b->h / (p->q.ne[2] / p->k.ne[2]),
                   hv = b->h / (p->q.ne[2] / p->v.ne[2]);
-    float *k = b->buf + GCUDAI_ATTN_BLOCK * (dk + dv), *v = k + GCUDAI_ATTN_TILE * dk;
+    float * k = b->buf + GCUDAI_ATTN_BLOCK * (dk + dv);
+    float * v = k + GCUDAI_ATTN_TILE * dk;
     b->j0 = j0;
     b->m = m;
     for (int64_t j = 0; j < m; ++j) {
@@ -20871,7 +20864,8 @@ struct gcudai_node_kind { // no padding: compared as bytes
     size_t nb[GCUDA_MAX_DIMS];
 };
 struct gcudai_node_edges {
-    struct gcuda_tensor *src[GCUDA_MAX_SRC], *view_src;
+    struct gcuda_tensor * src[GCUDA_MAX_SRC];
+    struct gcuda_tensor * view_src;
 };
 struct gcudai_node_value {
     int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
@@ -21475,7 +21469,8 @@ static void gcudai_mul_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 
 static void gcudai_div_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
-    struct gcuda_tensor *y = (struct gcuda_tensor *) (uintptr_t) b->node, *q = b->node->src[1];
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * q = b->node->src[1];
     GCUDAI_GRAD_IF(b, 0, gcuda_div(b->ctx, g, q));
     GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, gcuda_div(b->ctx, gcuda_mul(b->ctx, g, y), q)), q));
 }
@@ -21567,7 +21562,7 @@ GCUDAI_SLOPE(ELU, gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x
 GCUDAI_SLOPE(RELU, gcuda_step(ctx, x))
 GCUDAI_SLOPE(SIGMOID, gcudai_logistic_slope(ctx, y))
 GCUDAI_SLOPE(GELU, gcudai_gelu_slope(ctx, x))
-// it is silu(1.702 x) / 1.702
+// gelu_quick(x) is silu(1.702 x) / 1.702
 GCUDAI_CHAIN(GELU_QUICK, gcuda_silu_back(ctx, g, gcuda_scale(ctx, gcudai_packed(ctx, x), 1.702f)))
 GCUDAI_CHAIN(SILU, gcuda_silu_back(ctx, g, gcudai_packed(ctx, x)))
 GCUDAI_SLOPE(HARDSWISH, gcuda_add(ctx, gcuda_hardsigmoid(ctx, x), // h(x) + x h'(x)
@@ -21604,7 +21599,8 @@ static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * 
 // y = act(x) * w, with x and w two tensors, or two halves of one.
 static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
-    struct gcuda_tensor *x = b->node->src[0], *w = b->node->src[1];
+    struct gcuda_tensor * x = b->node->src[0];
+    struct gcuda_tensor * w = b->node->src[1];
     const bool is_split = w != NULL, is_swapped = gcudai_glu_params_of(b->node).is_swapped != 0;
     const enum gcuda_glu_op op = gcuda_get_glu_op(b->node);
     const enum gcuda_unary_op act = op < GCUDA_GLU_OP_COUNT ? gcudai_glu_acts[op] : GCUDA_UNARY_OP_COUNT;
@@ -21621,7 +21617,8 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
                                 a->nb[3], is_swapped ? 0 : half));
     }
     struct gcuda_tensor * y = gcuda_unary(ctx, x, act);
-    struct gcuda_tensor *dx = gcudai_chains[act](b, gcuda_mul(ctx, g, w), x, y), *dw = gcuda_mul(ctx, g, y);
+    struct gcuda_tensor * dx = gcudai_chains[act](b, gcuda_mul(ctx, g, w), x, y);
+    struct gcuda_tensor * dw = gcuda_mul(ctx, g, y);
     if (is_split) {
         gcudai_grad_add(b, 0, dx);
         gcudai_grad_add(b, 1, dw);
@@ -21667,7 +21664,8 @@ static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor 
 // The gradient goes into its place in a zero tensor of the source's shape. Offsets and strides of the view are in bytes
 // of the source's type, those of the gradient in F32.
 static void gcudai_view_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    const struct gcuda_tensor *y = b->node, *a = y->src[0];
+    const struct gcuda_tensor * y = b->node;
+    const struct gcuda_tensor * a = y->src[0];
     const size_t size = gcuda_type_size(a->type);
     if (!gcuda_is_contiguous(a) || gcuda_is_quantized(a->type)) {
         gcudai_grad_none(b, "view of a source with gaps or of quantized type");
@@ -21779,13 +21777,15 @@ static struct gcuda_tensor * gcudai_norm_slope(
 }
 
 static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor *x = gcudai_packed(b->ctx, b->node->src[0]), *y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
     gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, x, y, gcudai_norm_params_of(b->node).eps));
 }
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
     struct gcuda_context * ctx = b->ctx;
-    struct gcuda_tensor *x = b->node->src[0], *y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * x = b->node->src[0];
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(b->node);
     const int64_t n_groups = p.n_groups;
     if (n_groups < 1 || x->ne[2] % n_groups != 0) {
@@ -21801,7 +21801,8 @@ static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tens
 // Of y = x / max(|x|, eps):  (g - y sum(g y)) / |x|, and g / eps where |x| < eps.
 static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
-    struct gcuda_tensor *x = b->node->src[0], *y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * x = b->node->src[0];
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
     const float eps = gcudai_norm_params_of(b->node).eps;
     struct gcuda_tensor * above =
         gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
@@ -21834,7 +21835,8 @@ static struct gcuda_tensor * gcudai_product_of_grad(
 }
 
 static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor *w = b->node->src[0], *x = b->node->src[1];
+    struct gcuda_tensor * w = b->node->src[0];
+    struct gcuda_tensor * x = b->node->src[1];
     GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcudai_product_of_grad(b, x, g), w));
     GCUDAI_GRAD_IF(b, 1, gcudai_product_of_grad(b, w, gcuda_transpose(b->ctx, g)));
 }
@@ -22062,7 +22064,8 @@ gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_reset: graph is NULL or made without grads");
     }
     for (int i = 0; i < graph->n_nodes; ++i) {
-        struct gcuda_tensor *y = graph->nodes[i], *acc = gcuda_graph_get_grad_acc(graph, y);
+        struct gcuda_tensor * y = graph->nodes[i];
+        struct gcuda_tensor * acc = gcuda_graph_get_grad_acc(graph, y);
         if (y->op == GCUDA_OP_OPT_STEP_ADAMW) {
             GCUDAI_TRY(gcuda_backend_tensor_memset(y->src[2], 0, 0, gcuda_nbytes(y->src[2])));
             GCUDAI_TRY(gcuda_backend_tensor_memset(y->src[3], 0, 0, gcuda_nbytes(y->src[3])));
@@ -22138,9 +22141,8 @@ struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
 gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor) {
     size_t end = 0;
     if (talloc == NULL || talloc->buffer == NULL || tensor == NULL) {
-        return gcudai_null_fail("tallocr_alloc", talloc == NULL           ? "allocator"
-                                                 : talloc->buffer == NULL ? "buffer"
-                                                                          : "tensor");
+        const char * missing = talloc == NULL ? "allocator" : talloc->buffer == NULL ? "buffer" : "tensor";
+        return gcudai_null_fail("tallocr_alloc", missing);
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
@@ -22245,9 +22247,8 @@ struct gcudai_lifetime {
     int live_in;                       // the region in which it was computed, until its last reader; 0: none
     bool is_listed, is_node, is_again; // by the graph: at all, as a node, more than once
     bool is_read, is_computed;
-    // while checking: its last reader, node dies_at, has been computed; it holds GCUDAI_CHECK_BYTE
-    bool is_dead, is_filled;
-    int node_at, dies_at; // indices of nodes. node_at -1: listed more than once, so its position is ambiguous
+    bool is_dead, is_filled; // while checking: its last reader, node dies_at, was computed; it holds GCUDAI_CHECK_BYTE
+    int node_at, dies_at;    // indices of nodes. node_at -1: listed more than once, so its position is ambiguous
 };
 
 struct gcudai_deferred_free { // memory of a branch, not yet for others
@@ -22642,7 +22643,8 @@ static gcuda_status gcudai_fail_uncomputed(const struct gcuda_tensor * node, con
 // Refuses a node that reads memory without contents: no earlier node computes the source.
 static gcuda_status gcudai_gallocr_check_reads(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     for (int k = 0; k < GCUDA_MAX_SRC && !gcudai_is_noop(t); ++k) {
-        const struct gcuda_tensor *src = t->src[k], *owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        const struct gcuda_tensor * src = t->src[k];
+        const struct gcuda_tensor * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
         if (owner == NULL || !gcudai_needs_memory(owner) || gcuda_is_empty(owner)) { continue; }
         const struct gcudai_lifetime * life = gcudai_lifetime_of(g, owner);
         if (owner->op != GCUDA_OP_NONE && !life->is_computed) { return gcudai_fail_uncomputed(t, owner); }
@@ -22762,9 +22764,8 @@ static gcuda_status gcudai_gallocr_plan(
 gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
     if (galloc == NULL || graph == NULL || sizes == NULL) {
-        return gcudai_null_fail("gallocr_reserve_n_size", galloc == NULL  ? "allocator"
-                                                          : graph == NULL ? "graph"
-                                                                          : "result");
+        const char * missing = galloc == NULL ? "allocator" : graph == NULL ? "graph" : "result";
+        return gcudai_null_fail("gallocr_reserve_n_size", missing);
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) { sizes[i] = galloc->owner[i] == i ? galloc->dyns[i].max_size : 0; }
@@ -23758,7 +23759,8 @@ static gcuda_status gcudai_check_is_untouched(const struct gcuda_tensor * t, boo
 
 // Sources that are not read: the destination of a copy, and tensors that give only a shape.
 static bool gcudai_check_is_unread(const struct gcuda_tensor * node, int k) {
-    const struct gcuda_tensor *src = node->src[k], *owner = src->view_src != NULL ? src->view_src : src;
+    const struct gcuda_tensor * src = node->src[k];
+    const struct gcuda_tensor * owner = src->view_src != NULL ? src->view_src : src;
     const bool is_unread = (gcudai_op_row(node->op)->unread >> k & 1u) != 0;
     return is_unread && (node->view_src == NULL || owner == node->view_src);
 }
@@ -23786,7 +23788,8 @@ static gcuda_status gcudai_check_after(const struct gcuda_tensor * node) {
     struct gcudai_lifetime * own = gcudai_check_lifetime(node);
     if (own != NULL) { own->is_filled = false; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-        struct gcuda_tensor *src = node->src[k], *owner = src != NULL && src->view_src != NULL ? src->view_src : src;
+        struct gcuda_tensor * src = node->src[k];
+        struct gcuda_tensor * owner = src != NULL && src->view_src != NULL ? src->view_src : src;
         struct gcudai_lifetime * life = owner != NULL ? gcudai_check_lifetime(owner) : NULL;
         if (life == NULL || !life->is_dead) { continue; } // a filled tensor may have been set since
         const gcuda_gallocr_t g = owner->buffer->checker;
@@ -24031,9 +24034,8 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
     if (backend1 == NULL || callback == NULL || (n_test_nodes > 0 && test_nodes == NULL)) {
-        return gcudai_null_fail("compare_graph_backend", backend1 == NULL   ? "backend1"
-                                                         : callback == NULL ? "callback"
-                                                                            : "test_nodes");
+        const char * missing = backend1 == NULL ? "backend1" : callback == NULL ? "callback" : "test_nodes";
+        return gcudai_null_fail("compare_graph_backend", missing);
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
@@ -24307,7 +24309,7 @@ static gcuda_status gcudai_pool_run_jobs(
     pool->params.parallel_for(pool->params.parallel_for_data, jobs->n_jobs, gcudai_pool_job, jobs);
     (void) gcudai_fp_enter();
     const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
-    // none, unless it returned too early
+    // a job still runs only if parallel_for returned too early
     while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); }
     if (n_begun != jobs->n_jobs) {
         return gcudai_fail(
@@ -24635,8 +24637,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     struct gcudai_cpu_setup here = *setup;
     const struct gcudai_cpu_setup * s = &here;
     struct gcudai_run run;
-    // the calling thread computes alone, with the same results
-    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; }
+    if (gcudai_pool_is_inherited(here.pool)) { here.pool = NULL; } // the caller computes alone, with the same results
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     GCUDAI_ZERO(run);
     run.should_stop = s->abort;
@@ -24651,7 +24652,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
         const struct gcuda_tensor * y = graph->nodes[i];
         if (!gcudai_is_skipped(y)) {
             st = gcudai_cpu_run_node(y, s, &run);
-            // which may have changed it; workers enter it with each node
+            // the callback may have changed the floating-point mode; workers enter it with each node
             if (y->op == GCUDA_OP_CUSTOM) { (void) gcudai_fp_enter(); }
             if (st == GCUDA_STATUS_SUCCESS && s->check_finite) { st = gcudai_cpu_check_finite(y, &run); }
         }
@@ -26703,7 +26704,8 @@ struct gcudai_cublas {
     bool is_callers;             // and is put back as it was after each use
     cudaStream_t stream;         // of the caller's handle, with its modes
     int math_mode, pointer_mode;
-    struct gcudai_cublas *aside, *next; // where it is put when its backend is freed, in a list
+    struct gcudai_cublas * aside; // allocated with it: the entry of gcudai_cuda_found.parked when its backend is freed
+    struct gcudai_cublas * next;  // in that list
     int device;
     struct CUctx_st * context; // of the caller's, that it lives in; NULL: the device's own
     bool has_asked;            // for its workspace, which stays what it is then: a captured graph remembers it
@@ -26749,13 +26751,15 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
 #define GCUDAI_CUDA_FLAG_no(ID)
 #define GCUDAI_CUDA_FLAG_yes(ID) GCUDAI_CUDA_FLAG_##ID,
 #define GCUDAI_CUDA_FLAG_promise(ID) GCUDAI_CUDA_FLAG_##ID,
+// clang-format off
 enum {
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, ...) \
     GCUDAI_CUDA_FLAG_##index(ID)
     GCUDA_OPS(X)
 #undef X
-        GCUDAI_CUDA_INDEXERS
+    GCUDAI_CUDA_INDEXERS
 };
+// clang-format on
 
 // Streams that a plan may use: the backend's own, stream 0, and forked ones, made when a plan first wants them.
 enum { GCUDAI_CUDA_STREAMS = 4, GCUDAI_CUDA_SUBS = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_STREAMS - 1 };
@@ -26775,9 +26779,8 @@ struct gcudai_cuda {
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
     struct gcudai_cuda_pool pool;
     struct gcudai_cublas cublas;
-    // on the device, one of gcudai_cuda_indexers each: set by a kernel that met an index out of range
-    int32_t * bad_index;
-    int32_t * bad_index_host;                   // page-locked
+    int32_t * bad_index;      // on the device, a flag per indexer: set by a kernel that found an index out of range
+    int32_t * bad_index_host; // page-locked
     struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;                    // since the last synchronize
     bool is_captured;                           // the graph that is being enqueued goes into a capture of the caller's
@@ -26792,11 +26795,11 @@ struct gcudai_cuda {
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged;                           // copies of those, and of those to here
     struct gcudai_cuda * subs[GCUDAI_CUDA_SUBS]; // sub-backends: on peer devices, then on forked streams of this one
-    // of one on a peer device, made when first wanted: of operands to there, of results from there
-    cudaStream_t copies[2];
-    bool has_used_peers;                  // since the last synchronize
-    gcuda_status lost;                    // DEVICE_LOST after a sticky error: every later call returns it at once
-    char why[256];                        // the message of that error
+    cudaStream_t
+        copies[2];       // of a sub-backend on a peer device, made when first wanted: operands to it, results from it
+    bool has_used_peers; // since the last synchronize
+    gcuda_status lost;   // DEVICE_LOST after a sticky error: every later call returns it at once
+    char why[256];       // the message of that error
     struct gcudai_cuda_profile * profile; // NULL: not requested
     struct gcudai_cuda_plans plans;
 };
@@ -26979,7 +26982,8 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
     const size_t size = GCUDAI_CUDA_PROBE_BYTES;
     const int to = 1 - from, salt = ++p->n_patterns;
     unsigned char *pattern = (unsigned char *) p->host.ptr, *back = pattern + size;
-    void *src = p->memory[from].ptr, *dst = p->memory[to].ptr;
+    void * src = p->memory[from].ptr;
+    void * dst = p->memory[to].ptr;
     for (size_t i = 0; i < size; ++i) { pattern[i] = (unsigned char) (i * 31 + (i >> 8) * 7 + (size_t) salt * 85); }
     memset(back, 0, size);
     return gcudai_cuda_probe_wait(
@@ -27609,9 +27613,11 @@ static gcuda_status gcudai_cuda_buffer_copy(
     cudaError_t err = cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread);
     const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
     err = err != cudaSuccess ? err : end;
-    const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                                               : gcudai_cuda_fail(err, "cudaMemcpyAsync", device, "copying %s to %s",
-                                                     gcudai_called(src), gcudai_called(dst));
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (err != cudaSuccess) {
+        st = gcudai_cuda_fail(
+            err, "cudaMemcpyAsync", device, "copying %s to %s", gcudai_called(src), gcudai_called(dst));
+    }
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -27915,7 +27921,8 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
 #undef X
 #else
     static const char * const names[] = { "libcublas.so.13", "libcublas.so.12", "cublas64_13.dll", "cublas64_12.dll" };
-    const char *library = "", *lacks = NULL;
+    const char * library = "";
+    const char * lacks = NULL;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && c->library == NULL; ++i) {
         c->library = gcudai_dl_open(library = names[i]);
     }
@@ -28133,7 +28140,8 @@ static gcuda_status gcudai_cuda_gemm_pointers(
 
 // Joins the matrices of b and y along dimension d that share one matrix of a into dimension 1: fewer, larger products.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
-    struct gcuda_array *b = &p->b, *y = &p->y;
+    struct gcuda_array * b = &p->b;
+    struct gcuda_array * y = &p->y;
     const int64_t n = p->a.ne[d] > 0 ? b->ne[d] / p->a.ne[d] : 1;
     if (n > 1 && b->nb[0] == gcuda_type_size(b->type) && b->nb[1] >= (size_t) b->ne[0] * b->nb[0] &&
         b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] &&
@@ -28396,102 +28404,79 @@ struct gcudai_cuda_mm_rule {
     int64_t min_columns, max_columns; // activation columns per matrix of weights; EXPERTS: eighths of pairs per expert
     int64_t max_pairs;                // EXPERTS: total of expert-token pairs
     int64_t min_rows, min_k;          // of a matrix of weights
-    // elements of a weight matrix with a single activation matrix; otherwise they count as 0
-    int64_t min_weights, max_weights;
+    int64_t min_weights, max_weights; // elements of a weight matrix; 0 with several activation matrices
     int min_capability;
 };
 
 // clang-format off
-#define GCUDAI_RULE(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, min_weights,  \
-    max_weights, capability)                                                                                      \
+// Limits of weights: minimum, maximum.
+#define GCUDAI_WEIGHTS_ANY 0, 0
+#define GCUDAI_WEIGHTS_BELOW_HUGE 0, GCUDAI_CUDA_MM_HUGE - 1
+#define GCUDAI_WEIGHTS_HUGE GCUDAI_CUDA_MM_HUGE, 0
+#define GCUDAI_WEIGHTS_LARGE GCUDAI_CUDA_MM_LARGE, 0
+#define GCUDAI_RULE(path, flag, other, types, min_columns, max_columns, max_pairs, min_rows, min_k, weights,      \
+    capability)                                                                                                   \
     { GCUDAI_CUDA_MM_##path, GCUDAI_CUDA_MM_##flag | GCUDAI_CUDA_MM_##other, GCUDAI_CUDA_MM_##types, min_columns, \
-        max_columns, max_pairs, min_rows, min_k, min_weights, max_weights, capability }
+        max_columns, max_pairs, min_rows, min_k, GCUDAI_WEIGHTS_##weights, capability }
 static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
+    // Limits: least and most columns, most pairs, least rows, least k, weights, least compute capability (cc).
+    //          path        flags                      types          columns    pairs rows  k     weights     cc
+    //
     // Few columns. Blocks: more than 8 columns were compared with tiles on devices with wgmma only. Floats, 4096 x
     // 14336 on an H100, 2 and 8 columns: F16 42.0 and 43.3 us, cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, cuBLAS 45.3
     // and 45.9. With GCUDA_PREC_F32 cuBLAS would get F32 copies of 16-bit weights.
-    //           path        flags                        types         columns    pairs rows  k     weights; capability
-    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         BLOCKS,        1,    8,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,         BLOCKS,        9,    16,   0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS,  FLOAT,         1,    8,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        PREC_F32,   ALWAYS,         HALF,          1,    8,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         F32,           1,    2,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    2,    0,    0,    0, 0,
-        GCUDAI_CUDA_MM_HUGE - 1,          0),
-    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,         HALF,          1,    1,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0,
-        GCUDAI_CUDA_MM_HUGE - 1,          0),
-    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,         HALF,          1,    8,    0,    0,    0, 0,
-        0,                                800),
-    GCUDAI_RULE(VEC,        VECTORIZED, PREC_DEFAULT,   F32,           1,    8,    0,    0,    0, GCUDAI_CUDA_MM_HUGE,
-        0,              800),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,        BLOCKS,        1,   8,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        HAS_WGMMA,  ALWAYS,        BLOCKS,        9,   16,   0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        ALWAYS,     UNLESS_CUBLAS, FLOAT,         1,   8,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        PREC_F32,   ALWAYS,        HALF,          1,   8,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,        F32,           1,   2,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,        HALF,          1,   2,    0,    0,    0,    BELOW_HUGE, 0),
+    GCUDAI_RULE(VEC,        ALWAYS,     ALWAYS,        HALF,          1,   1,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,        HALF,          1,   8,    0,    0,    0,    BELOW_HUGE, 0),
+    GCUDAI_RULE(VEC,        VECTORIZED, ALWAYS,        HALF,          1,   8,    0,    0,    0,    ANY,        800),
+    GCUDAI_RULE(VEC,        VECTORIZED, PREC_DEFAULT,  F32,           1,   8,    0,    0,    0,    HUGE,       800),
     // Large N, 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us; 32 columns in
     // tiles, the work of 17 to 32 columns, 32.8, 34.1 and 40.9. Codebooks are decoded once per 256 columns, for cuBLAS
     // once: up to 4096 columns WGMMA was faster. Smaller products were not compared.
-    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         NO_CODEBOOK,   17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE,
-        0,             0),
-    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,         CODEBOOK,      17,   4096, 0,    4096, 0, GCUDAI_CUDA_MM_LARGE,
-        0,             0),
-    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  CODEBOOK,      17,   0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE,
-        0,             0),
-    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS,  F32,           128,  0,    0,    4096, 0, GCUDAI_CUDA_MM_LARGE,
-        0,             0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,        NO_CODEBOOK,   17,  0,    0,    4096, 0,    LARGE,      0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  ALWAYS,        CODEBOOK,      17,  4096, 0,    4096, 0,    LARGE,      0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS, CODEBOOK,      17,  0,    0,    4096, 0,    LARGE,      0),
+    GCUDAI_RULE(WGMMA,      HAS_WGMMA,  UNLESS_CUBLAS, F32,           128, 0,    0,    4096, 0,    LARGE,      0),
     // cuBLAS and tiles. Dequantizing to BF16 for cuBLAS pays from 129 columns on: 4096 x 14336, 128 columns on an H200:
     // Q4_0 96 us, tiles 81; Q8_0 103 and 90.
-    GCUDAI_RULE(CUBLAS,     ALWAYS,     ALWAYS,         F32,           0,    0,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(CUBLAS_F32, OF_B,       ALWAYS,         F32,           16,   0,    0,    16,   0, 0,
-        0,                                0),
-    GCUDAI_RULE(CUBLAS_F32, OF_B,       PREC_F32,       NOT_F32,       16,   0,    0,    16,   0, 0,
-        0,                                0),
-    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         BLOCKS,        9,    128,  0,    16,   0, 0,
-        0,                                800),
-    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         HALF,          0,    0,    0,    16,   0, 0,
-        0,                                0),
-    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,         BLOCKS,        9,    0,    0,    16,   0, 0,
-        0,                                0),
-    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           FLOAT,         65,   0,    0,    16,   0, 0,
-        0,                                800),
-    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,           BLOCKS,        256,  0,    0,    16,   0, 0,
-        0,                                800),
-    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,         ANY,           9,    0,    0,    16,   0, 0,
-        0,                                800),
+    GCUDAI_RULE(CUBLAS,     ALWAYS,     ALWAYS,        F32,           0,   0,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       ALWAYS,        F32,           16,  0,    0,    16,   0,    ANY,        0),
+    GCUDAI_RULE(CUBLAS_F32, OF_B,       PREC_F32,      NOT_F32,       16,  0,    0,    16,   0,    ANY,        0),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,        BLOCKS,        9,   128,  0,    16,   0,    ANY,        800),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,        HALF,          0,   0,    0,    16,   0,    ANY,        0),
+    GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,        BLOCKS,        9,   0,    0,    16,   0,    ANY,        0),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,          FLOAT,         65,  0,    0,    16,   0,    ANY,        800),
+    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,          BLOCKS,        256, 0,    0,    16,   0,    ANY,        800),
+    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,        ANY,           9,   0,    0,    16,   0,    ANY,        800),
     // Experts, pair by pair: a pair reads an expert once, a tile about twice, of floats less. 36 pairs for 32 experts
     // of 1792 x 2048 take 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0, lists 24.3, 37.6 and 34.0 (H200); with 48
     // pairs only Q6_K gains.
-    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         ANY,           0,    0,    8,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         BLOCKS,        0,    9,    0,    0,    0, 0,
-        0,                                0),
-    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,         FLOAT,         0,    8,    96,   0,    0, 0,
-        0,                                0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,        ANY,           0,   0,    8,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,        BLOCKS,        0,   9,    0,    0,    0,    ANY,        0),
+    GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,        FLOAT,         0,   8,    96,   0,    0,    ANY,        0),
     // Lists of pairs on integer tensor cores, measured at 1, 2, 4, 8 and 16 pairs per expert on an H100 (E = 128, m =
     // 768 and E = 32, m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred. Building the lists does not pay for small
     // experts.
-    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_8,     0,    64,   0,    256,  1024, 0,
-        0,                             800),
-    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_6,     0,    48,   0,    256,  1024, 0,
-        0,                             800),
-    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,         INT8_TO_4,     0,    32,   0,    256,  1024, 0,
-        0,                             800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_8,     0,   64,   0,    256,  1024, ANY,        800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_6,     0,   48,   0,    256,  1024, ANY,        800),
+    GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_4,     0,   32,   0,    256,  1024, ANY,        800),
     // WGMMA against tiles, measured at 2, 4, 8, 16, 32 and 64 pairs per expert on an H200, the same experts.
-    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_4,  32,   0,    0,    256,  1024, 0,
-        0,                             0),
-    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_12, 96,   0,    0,    256,  1024, 0,
-        0,                             0),
-    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      WGMMA_FROM_24, 192,  0,    0,    256,  1024, 0,
-        0,                             0),
-    // prompts, shorter k
-    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,      BLOCKS,        384,  0,    0,    256,  512,  0,
-        0,                             0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,     WGMMA_FROM_4,  32,  0,    0,    256,  1024, ANY,        0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,     WGMMA_FROM_12, 96,  0,    0,    256,  1024, ANY,        0),
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,     WGMMA_FROM_24, 192, 0,    0,    256,  1024, ANY,        0),
+    // prompts with shorter k
+    GCUDAI_RULE(WGMMA,      EXPERTS,    HAS_WGMMA,     BLOCKS,        384, 0,    0,    256,  512,  ANY,        0),
 };
 #undef GCUDAI_RULE
+#undef GCUDAI_WEIGHTS_ANY
+#undef GCUDAI_WEIGHTS_BELOW_HUGE
+#undef GCUDAI_WEIGHTS_HUGE
+#undef GCUDAI_WEIGHTS_LARGE
 // clang-format on
 
 static bool gcudai_cuda_mm_is_within(int64_t n, int64_t min, int64_t max) { return n >= min && (max == 0 || n <= max); }
@@ -28840,7 +28825,8 @@ static bool gcudai_cuda_copies_pay(const struct gcudai_cuda * cu, const struct g
 }
 
 static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void *a = NULL, *b = NULL;
+    void * a = NULL;
+    void * b = NULL;
     gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 16, &a);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 16, &b) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
@@ -29322,9 +29308,11 @@ struct gcudai_cuda_share {   // a device's part of a product
     struct gcuda_mul_mat_args args; // mul_mat_id: a is the experts, y the results of expert-token pairs
     struct gcuda_array ids;         // mul_mat_id; data NULL: mul_mat
     int32_t * bad_index;            // main device only, which checks all ids
-    void *b, *ids_copy, *y;         // scratch of a side
-    bool fetches, writes_y;         // peer access: its kernels read the main device's operands; write its result
-    int64_t strip;                  // columns per strip; 0: all columns at once, on the side's main stream
+    void * b;                       // scratch of a side, as the next two
+    void * ids_copy;
+    void * y;
+    bool fetches, writes_y; // peer access: its kernels read the main device's operands; write its result
+    int64_t strip;          // columns per strip; 0: all columns at once, on the side's main stream
     const struct gcudai_cuda_mm_choice * choice; // shared by all shares
 };
 
@@ -29598,9 +29586,8 @@ static gcuda_status gcudai_cuda_sub_order(const struct gcudai_cuda * peer, cudaS
 // A strip is whole tiles of columns whose work fills at least two thirds of the device's clusters: smaller strips would
 // lose more than the overlapped copies gain. Other paths than WGMMA take no strips by default: they would decode the
 // weights once per strip.
-#define GCUDAI_CUDA_STRIP_ROWS 256 // rows of a cluster of two SMs
-// fewer columns, padded to a whole tile, would be more bytes than their floats
-#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129
+#define GCUDAI_CUDA_STRIP_ROWS 256           // rows of a cluster of two SMs
+#define GCUDAI_CUDA_PREQUANTIZED_COLUMNS 129 // fewer, padded to a whole tile, would be more bytes than their floats
 
 static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
 
@@ -30231,7 +30218,7 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choose_node(
 static gcuda_status gcudai_cuda_run_product(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const union gcuda_args * args, struct gcudai_cuda_mm_choice * choice) {
     if (gcudai_cuda_is_split(y)) { return gcudai_cuda_split_node(cu, args, y, choice); }
-    // which a forked stream may lack
+    // a forked stream may have no cuBLAS
     const bool wants_cublas = choice->path >= GCUDAI_CUDA_MM_CUBLAS && choice->path <= GCUDAI_CUDA_MM_CUBLAS_16;
     if (y->op == GCUDA_OP_MUL_MAT && gcuda_hadamard_takes(&args->mul_mat)) {
         return gcuda_launch_hadamard(&args->mul_mat, cu->stream);
@@ -30329,11 +30316,9 @@ enum {
     GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // the index after the result's dimensions: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
     GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave SMs idle and take as long
-    // of convolutions that sum over channels: for fewer no tensor-core kernel exists
-    GCUDAI_CUDA_CUT_CHANNELS = 64,
-    // columns of products: each slice reads all weights; with fewer, reading takes longer than computing
-    GCUDAI_CUDA_CUT_PRODUCT = 256,
-    GCUDAI_CUDA_CUT_TURNS = 64 // positions or tokens: the kernels' step
+    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no tensor-core kernel
+    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns: with fewer, reading all weights takes longer than computing
+    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: the kernels' step
 };
 
 // How an array is sliced when the result is cut. Two letters for each dimension of the result, and two more for
@@ -30361,9 +30346,8 @@ struct gcudai_cuda_cut {
 
 // Operations that are cut along positions or tokens.
 struct gcudai_cuda_turns {
-    // microseconds of all steps, a lower bound for any slice: about 1.5 times those on Hopper
-    double (*us)(const struct gcuda_tensor * y);
-    bool (*can)(const union gcuda_args * args);                                   // NULL: always
+    double (*us)(const struct gcuda_tensor * y); // microseconds of all steps, a lower bound: 1.5 times those on Hopper
+    bool (*can)(const union gcuda_args * args);  // NULL: always
     void (*prepare)(const struct gcudai_cuda_cut * cut, union gcuda_args * args); // NULL: nothing to do
     size_t is_begun, is_open; // offsets of these fields in the args; 0: none
 };
@@ -30410,14 +30394,14 @@ struct gcudai_cuda_turns {
     GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") }
 #define GCUDAI_CUT_OF_timestep_embedding(args) GCUDAI_CUT_PLAIN, {                                 \
     GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") }
-#define GCUDAI_CUT_OF_rms_norm_back(args) GCUDAI_CUT_PLAIN, { \
+#define GCUDAI_CUT_OF_rms_norm_back(args) GCUDAI_CUT_PLAIN, {                             \
     GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), \
     GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") }
 #define GCUDAI_CUT_OF_argmax(args) \
     GCUDAI_CUT_PLAIN, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") }
 #define GCUDAI_CUT_OF_soft_max(args) GCUDAI_CUT_PLAIN, {                                                               \
     GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") }
-#define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, { \
+#define GCUDAI_CUT_OF_soft_max_back(args) GCUDAI_CUT_PLAIN, {                             \
     GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), \
     GCUDAI_CUT(soft_max_back, y, "..1=2=3=") }
 #define GCUDAI_CUT_OF_rope(args) GCUDAI_CUT_PLAIN, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") }
@@ -30525,8 +30509,8 @@ static void gcudai_cuda_cut_packed(struct gcuda_array * y, const struct gcuda_ar
 
 // Describes results and inputs of a recurrence over S sequences as [Z, H, T / S, S], and the states as separate arrays.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcuda_args * args) {
-    struct gcuda_array *y = gcudai_cuda_array_of(&cut->arrays[0], args),
-                       *last = gcudai_cuda_array_of(&cut->arrays[2], args);
+    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args);
+    struct gcuda_array * last = gcudai_cuda_array_of(&cut->arrays[2], args);
     struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
     const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
     state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, it is one sequence's state after another's
@@ -30843,7 +30827,7 @@ static gcuda_status gcudai_cuda_plan_attention(union gcuda_args * args, bool * i
 #if GCUDAI_KERNEL_HAS(ATTENTION)
     struct gcuda_flash_attn_plan * plan = &args->flash_attn_ext.plan;
     const gcuda_status st = gcuda_flash_attn_ext_plan(&args->flash_attn_ext, plan);
-    // a promise is about whole rows
+    // not with a promise (n_kv_max), which is about whole rows
     *is_plain = plan->path == GCUDA_FLASH_ATTN_PLAIN && args->flash_attn_ext.n_kv_max == 0;
     return st;
 #else
@@ -31527,13 +31511,15 @@ static bool gcudai_cuda_is_part(const struct gcuda_tensor * t, const struct gcud
 }
 
 static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor *a = y->src[0], *b = y->src[1];
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
     return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) &&
            gcuda_nrows(a) == 1 && gcudai_cuda_is_aligned_16(a) && gcudai_cuda_is_aligned_16(b);
 }
 
 static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
-    const struct gcuda_tensor *a = m->w->node[0]->src[0], *b = m->w->node[0]->src[1];
+    const struct gcuda_tensor * a = m->w->node[0]->src[0];
+    const struct gcuda_tensor * b = m->w->node[0]->src[1];
     return gcudai_cuda_is_part(
         m->w->node[i]->src[1], a, a->view_offs + (size_t) (i + 1) * (b->view_offs - a->view_offs));
 }
@@ -31546,7 +31532,8 @@ static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
 // get_rows at node i reads the first ids of each row that argsort leaves at node i - 1. No other view shows more of the
 // order.
 static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
-    const struct gcuda_tensor *order = m->w->node[i - 1], *ids = m->w->node[i]->src[1];
+    const struct gcuda_tensor * order = m->w->node[i - 1];
+    const struct gcuda_tensor * ids = m->w->node[i]->src[1];
     bool is_alone = ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0;
     for (int k = 0; k < m->w->snapshot->n_nodes && is_alone; ++k) {
         const struct gcuda_tensor * t = m->w->snapshot->seen[k].tensor;
@@ -31725,7 +31712,8 @@ static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
 // ---- matching ----
 
 static bool gcudai_cuda_reads_value(const struct gcudai_cuda_window * w, int i, enum gcudai_cuda_reads reads) {
-    const struct gcuda_tensor *y = w->node[i], *value = i > 0 ? w->node[i - 1] : NULL;
+    const struct gcuda_tensor * y = w->node[i];
+    const struct gcuda_tensor * value = i > 0 ? w->node[i - 1] : NULL;
     switch (reads) {
         case GCUDAI_CUDA_READS_FIRST: return y->src[0] == value;
         case GCUDAI_CUDA_READS_EITHER: return gcudai_cuda_other(y, value) != NULL;
@@ -31735,7 +31723,8 @@ static bool gcudai_cuda_reads_value(const struct gcudai_cuda_window * w, int i, 
 }
 
 static bool gcudai_cuda_rule_holds(const struct gcudai_cuda_match * m, int i, enum gcudai_cuda_rule rule) {
-    const struct gcuda_tensor *y = m->w->node[i], *v = i > 0 ? m->w->node[i - 1] : y->src[0];
+    const struct gcuda_tensor * y = m->w->node[i];
+    const struct gcuda_tensor * v = i > 0 ? m->w->node[i - 1] : y->src[0];
     const struct gcuda_tensor * x = gcudai_cuda_operand(m->w, i);
     switch (rule) {
 #define X(name, text, condition) \
@@ -31863,9 +31852,11 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     const struct gcudai_cuda_window * w = m->w;
     struct gcuda_norm_mul_args * p = &args->norm_mul;
     const int i = w->node[0]->op == GCUDA_OP_ADD; // the norm
-    const struct gcuda_tensor *norm = w->node[i], *y = w->node[m->n - 1], *x = w->node[0]->src[0];
+    const struct gcuda_tensor * norm = w->node[i];
+    const struct gcuda_tensor * y = w->node[m->n - 1];
+    const struct gcuda_tensor * x = w->node[0]->src[0];
     const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
-    // or sums have another order
+    // vectorized before and not after, or the reverse: sums would have another order
     const bool was_wide = gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
     const bool is_wide =
         gcudai_cuda_is_aligned_16(x) && gcudai_cuda_is_aligned_16(y) && (sum == NULL || gcudai_cuda_is_aligned_16(sum));
@@ -31887,8 +31878,9 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
 static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
     struct gcuda_norm_mul_args * p = &args->norm_mul;
     const int i = m->at[2]; // the residual's addition
-    const struct gcuda_tensor *first = m->w->node[0], *y = m->w->node[m->n - 1],
-                              *weights = gcudai_cuda_operand_of_row(m, 4);
+    const struct gcuda_tensor * first = m->w->node[0];
+    const struct gcuda_tensor * y = m->w->node[m->n - 1];
+    const struct gcuda_tensor * weights = gcudai_cuda_operand_of_row(m, 4);
     const struct gcuda_tensor * sum = gcudai_cuda_is_inner(m->w, i) ? NULL : m->w->node[i];
     p->x = gcudai_array(first->src[0]);
     p->n_parts = i + 1;
@@ -31902,8 +31894,9 @@ static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, un
     return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes_form(p), "is refused by the kernel") ? m->n : 0;
 }
 
-// ---- scale + soft_max: one factor for both; ssm_conv, a bias of its channels or none, SiLU; a product that is a
-//    Hadamard transform ----
+// ---- scale + soft_max; Hadamard transform; ssm_conv + bias + SiLU ----
+// One factor for scale and soft_max. A product that is a Hadamard transform. ssm_conv with a bias of its channels or
+// none.
 
 // clang-format off
 static const struct gcudai_cuda_row gcudai_cuda_scale_soft_max_rows[GCUDAI_CUDA_ROWS] = {
@@ -31918,7 +31911,8 @@ static const struct gcudai_cuda_row gcudai_cuda_hadamard_rows[GCUDAI_CUDA_ROWS] 
 
 // If both have a factor, or there is a mask to be added, roundings are fewer than before.
 static int gcudai_cuda_fit_scale_soft_max(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
-    const struct gcuda_tensor *scale = m->w->node[0], *y = m->w->node[1];
+    const struct gcuda_tensor * scale = m->w->node[0];
+    const struct gcuda_tensor * y = m->w->node[1];
     struct gcuda_soft_max_args * p = &args->op.soft_max;
     gcudai_soft_max_args(y, &args->op);
     p->x = gcudai_array(scale->src[0]);
@@ -31976,8 +31970,10 @@ struct gcudai_cuda_heads {
 
 struct gcudai_cuda_inputs {
     struct gcudai_cuda_heads heads[3];
-    int n, n_nodes;                                          // nodes of the window that are theirs
-    const struct gcudai_cuda_heads *keys, *queries, *values; // of those that are taken; NULL: none
+    int n, n_nodes;                        // nodes of the window that are theirs
+    const struct gcudai_cuda_heads * keys; // these three: of those that are taken; NULL: none
+    const struct gcudai_cuda_heads * queries;
+    const struct gcudai_cuda_heads * values;
 };
 
 // The stage that a node may be of; STAGES: of none.
@@ -32012,7 +32008,8 @@ static void gcudai_cuda_heads_add(
 
 // The window's node i is the next one of these heads.
 static bool gcudai_cuda_heads_extend(const struct gcudai_cuda_window * w, int i, struct gcudai_cuda_heads * h) {
-    const struct gcuda_tensor *t = w->node[i], *value = w->node[h->last];
+    const struct gcuda_tensor * t = w->node[i];
+    const struct gcuda_tensor * value = w->node[h->last];
     const enum gcudai_cuda_heads_stage stage = gcudai_cuda_stage_of(t);
     const bool is_after_norm = h->stage == GCUDAI_CUDA_HEADS_NORM, is_weights = stage == GCUDAI_CUDA_HEADS_WEIGHTS;
     if (stage <= h->stage || stage == GCUDAI_CUDA_HEADS_STAGES || is_after_norm != is_weights) { return false; }
@@ -32093,9 +32090,10 @@ static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64
 // What comes before and after rope.
 static bool gcudai_cuda_heads_steps(
     const struct gcudai_cuda_heads * h, int64_t ne0, int64_t n_heads, struct gcuda_rope_set_steps * p) {
-    const struct gcuda_tensor *bias = h->node[GCUDAI_CUDA_HEADS_BIAS], *norm = h->node[GCUDAI_CUDA_HEADS_NORM];
-    const struct gcuda_tensor *weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS],
-                              *hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
+    const struct gcuda_tensor * bias = h->node[GCUDAI_CUDA_HEADS_BIAS];
+    const struct gcuda_tensor * norm = h->node[GCUDAI_CUDA_HEADS_NORM];
+    const struct gcuda_tensor * weights = h->node[GCUDAI_CUDA_HEADS_WEIGHTS];
+    const struct gcuda_tensor * hadamard = h->node[GCUDAI_CUDA_HEADS_HADAMARD];
     p->n_hadamard = hadamard != NULL ? (int) hadamard->src[0]->ne[0] : 0;
     if ((norm == NULL) != (weights == NULL)) { return false; }
     if (bias != NULL) { p->bias = h->operand[GCUDAI_CUDA_HEADS_BIAS]->data; }
@@ -32117,7 +32115,8 @@ static bool gcudai_cuda_is_cache_write(const struct gcuda_tensor * y, int64_t n_
 
 static bool gcudai_cuda_inputs_keys(
     const struct gcudai_cuda_window * w, const struct gcudai_cuda_heads * h, struct gcuda_rope_set_args * p) {
-    const struct gcuda_tensor *rope = h->node[GCUDAI_CUDA_HEADS_ROPE], *y = h->node[GCUDAI_CUDA_HEADS_SET];
+    const struct gcuda_tensor * rope = h->node[GCUDAI_CUDA_HEADS_ROPE];
+    const struct gcuda_tensor * y = h->node[GCUDAI_CUDA_HEADS_SET];
     union gcuda_args op;
     const int n_dims = gcudai_rope_params_of(rope).n_dims; // 0 rotates nothing
     if (n_dims == 0 || rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1) { return false; }
@@ -32140,7 +32139,8 @@ static bool gcudai_cuda_is_same_rope(const struct gcuda_tensor * a, const struct
 
 static bool gcudai_cuda_inputs_queries(
     const struct gcudai_cuda_heads * h, const struct gcuda_tensor * rope, struct gcuda_rope_set_args * p) {
-    const struct gcuda_tensor *q = h->node[GCUDAI_CUDA_HEADS_ROPE], *y = h->node[h->stage];
+    const struct gcuda_tensor * q = h->node[GCUDAI_CUDA_HEADS_ROPE];
+    const struct gcuda_tensor * y = h->node[h->stage];
     const bool fits = q->type == GCUDA_TYPE_F32 && q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES;
     return fits && gcudai_cuda_is_same_rope(q, rope) &&
            gcudai_cuda_as_heads(h->x, q->ne[0], q->ne[1], q->ne[2], &p->q) &&
@@ -32170,8 +32170,9 @@ static bool gcudai_cuda_is_in_place(const struct gcuda_tensor * x, const struct 
 // element.
 static bool gcudai_cuda_is_clear_of(
     const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
-    const struct gcuda_tensor *x = r->x, *rope = r->node[GCUDAI_CUDA_HEADS_ROPE];
-    // set_rows writes rows that other blocks read
+    const struct gcuda_tensor * x = r->x;
+    const struct gcuda_tensor * rope = r->node[GCUDAI_CUDA_HEADS_ROPE];
+    // without set_rows, which writes rows that other blocks read
     const bool has_own_rows = h == r && h->node[GCUDAI_CUDA_HEADS_SET] == NULL;
     const bool may_cover = has_own_rows && gcudai_cuda_is_in_place(x, y);
     bool is_so = (may_cover || !gcudai_cuda_overlap(x, y)) && (rope == NULL || !gcudai_cuda_overlap(rope->src[2], y));
@@ -32195,7 +32196,9 @@ static bool gcudai_cuda_inputs_are_apart(const struct gcudai_cuda_inputs * s) {
 
 static bool gcudai_cuda_inputs_args(
     const struct gcudai_cuda_window * w, const struct gcudai_cuda_inputs * s, struct gcuda_rope_set_args * p) {
-    const struct gcudai_cuda_heads *k = s->keys, *q = s->queries, *v = s->values;
+    const struct gcudai_cuda_heads * k = s->keys;
+    const struct gcudai_cuda_heads * q = s->queries;
+    const struct gcudai_cuda_heads * v = s->values;
     const struct gcuda_tensor * rope = k->node[GCUDAI_CUDA_HEADS_ROPE];
     GCUDAI_ZERO(*p);
     const bool fits = gcudai_cuda_inputs_keys(w, k, p),
@@ -32311,8 +32314,9 @@ static int gcudai_cuda_match_chain(
 
 // clang-format off
 static const struct gcudai_cuda_row gcudai_cuda_route_rows[GCUDAI_CUDA_ROWS] = {
-    { { GCUDA_OP_SOFT_MAX, GCUDA_OP_UNARY }, GCUDAI_CUDA_READS_ANY, 0, false, { GCUDAI_NEED_GATE,
-        GCUDAI_NEED_READ_TWICE, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_V_F32, GCUDAI_NEED_V_PACKED } },
+    { { GCUDA_OP_SOFT_MAX, GCUDA_OP_UNARY }, GCUDAI_CUDA_READS_ANY, 0, false,
+        { GCUDAI_NEED_GATE, GCUDAI_NEED_READ_TWICE, GCUDAI_NEED_F32, GCUDAI_NEED_OWN, GCUDAI_NEED_V_F32,
+            GCUDAI_NEED_V_PACKED } },
     { { GCUDA_OP_ADD },      GCUDAI_CUDA_READS_EITHER, 1, false,
         { GCUDAI_NEED_READ_ONCE, GCUDAI_NEED_SAME, GCUDAI_NEED_X_ROWS, GCUDAI_NEED_X_ONE_ROW } },
     { { GCUDA_OP_ARGSORT },  GCUDAI_CUDA_READS_FIRST,  0, false, { GCUDAI_NEED_DESCENDING, GCUDAI_NEED_READ_ONCE } },
@@ -32345,8 +32349,9 @@ static bool gcudai_cuda_may_route(const struct gcuda_tensor * logits, const stru
 
 // Logits, bias, ids and weights of both kinds; order: the row of argsort.
 static int gcudai_cuda_route_arrays(const struct gcudai_cuda_match * m, int order, struct gcuda_route_args * p) {
-    const struct gcuda_tensor *logits = m->w->node[0]->src[0], *ids = gcudai_cuda_of_row(m, order),
-                              *y = m->w->node[m->n - 1];
+    const struct gcuda_tensor * logits = m->w->node[0]->src[0];
+    const struct gcuda_tensor * ids = gcudai_cuda_of_row(m, order);
+    const struct gcuda_tensor * y = m->w->node[m->n - 1];
     const struct gcuda_tensor * bias = order > 0 ? gcudai_cuda_operand_of_row(m, 1) : NULL;
     const int64_t used = gcudai_cuda_of_row(m, order + 1)->ne[1];
     p->logits = gcudai_array(logits);
@@ -32366,8 +32371,9 @@ static int gcudai_cuda_route_arrays(const struct gcudai_cuda_match * m, int orde
 
 static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args) {
     struct gcuda_route_args * p = &args->route;
-    const struct gcuda_tensor *probs = m->w->node[0], *sum = gcudai_cuda_of_row(m, 4),
-                              *clamp = gcudai_cuda_of_row(m, 5);
+    const struct gcuda_tensor * probs = m->w->node[0];
+    const struct gcuda_tensor * sum = gcudai_cuda_of_row(m, 4);
+    const struct gcuda_tensor * clamp = gcudai_cuda_of_row(m, 5);
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
     p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
     p->is_wide = gcudai_cuda_is_aligned_16(probs->src[0]) && gcudai_cuda_is_aligned_16(probs);
@@ -32482,8 +32488,9 @@ static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, int n) {
 // Gate and up of the first two products. Returns the gate's.
 static const struct gcuda_tensor * gcudai_cuda_set_gate(
     const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
-    const struct gcuda_tensor *a = m->w->node[0], *b = gcudai_cuda_of_row(m, GCUDAI_CUDA_SECOND),
-                              *y = gcudai_cuda_of_row(m, GCUDAI_CUDA_GATE);
+    const struct gcuda_tensor * a = m->w->node[0];
+    const struct gcuda_tensor * b = gcudai_cuda_of_row(m, GCUDAI_CUDA_SECOND);
+    const struct gcuda_tensor * y = gcudai_cuda_of_row(m, GCUDAI_CUDA_GATE);
     const bool is_first = y->src[0] == m->w->node[gcudai_cuda_first_value(m)];
     const int bias = is_first ? GCUDAI_CUDA_BIAS : GCUDAI_CUDA_SECOND_BIAS,
               up_bias = is_first ? GCUDAI_CUDA_SECOND_BIAS : GCUDAI_CUDA_BIAS;
@@ -32501,8 +32508,8 @@ static const struct gcuda_tensor * gcudai_cuda_set_gate(
 // Returns the product that the arguments are of: the first one, or the gate's.
 static const struct gcuda_tensor * gcudai_cuda_set_epilogue(
     const struct gcudai_cuda_match * m, struct gcuda_mul_mat_epilogue * e) {
-    const struct gcuda_tensor *scale = gcudai_cuda_of_row(m, GCUDAI_CUDA_SCALE),
-                              *activation = gcudai_cuda_of_row(m, GCUDAI_CUDA_ACTIVATION);
+    const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, GCUDAI_CUDA_SCALE);
+    const struct gcuda_tensor * activation = gcudai_cuda_of_row(m, GCUDAI_CUDA_ACTIVATION);
     e->bias = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_BIAS));
     e->factor = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_FACTOR));
     e->residual = gcudai_array(gcudai_cuda_operand_of_row(m, GCUDAI_CUDA_RESIDUAL));
@@ -32602,7 +32609,8 @@ static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
 
 // Product i has the weight layout, the activations, the precision and the hint of product 0.
 static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor *a = w->node[0], *b = w->node[i];
+    const struct gcuda_tensor * a = w->node[0];
+    const struct gcuda_tensor * b = w->node[i];
     return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
            b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_cuda_has_pair_params(a, b);
 }
@@ -32610,7 +32618,8 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
 // The node after product i may be its epilogue. A gate does not count: it would be that of product i and the previous
 // product.
 static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor *y = w->node[i], *next = i + 1 < w->n ? w->node[i + 1] : NULL;
+    const struct gcuda_tensor * y = w->node[i];
+    const struct gcuda_tensor * next = i + 1 < w->n ? w->node[i + 1] : NULL;
     return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU &&
            (next->src[0] == y || next->src[1] == y);
 }
@@ -32669,7 +32678,7 @@ static bool gcudai_cuda_may_write_router(const struct gcudai_cuda_window * w, in
 
 static int gcudai_cuda_match_norm_product(
     const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args) {
-    // its misfits are logged by the patterns of norms
+    // all of the window, without a pattern: the patterns of norms log why a norm does not fit
     const struct gcudai_cuda_window norm = gcudai_cuda_window_from(w, 0);
     struct gcuda_norm_product_args * p = &args->norm_product;
     union gcudai_cuda_fused inner; // of the norm, then of the product
@@ -32741,9 +32750,9 @@ struct gcudai_cuda_pattern {
     enum gcudai_cuda_pattern_kind kind;
     const struct gcudai_cuda_row * rows; // NULL: match finds the nodes
     gcudai_cuda_fit fit;
-    // nodes taken; 0: none
+    // Returns the number of nodes taken; 0: none.
     int (*match)(const struct gcudai_cuda_window * w, enum gcudai_cuda_mm_path path, union gcudai_cuda_fused * args);
-    enum gcudai_cuda_mm_path path; // of match
+    enum gcudai_cuda_mm_path path; // argument of match
     enum gcuda_op first;           // operation that match begins with; NONE: any
 };
 // clang-format off
@@ -32759,7 +32768,7 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN,
         GCUDA_OP_NONE },
     { "hadamard", GCUDAI_CUDA_FUSED_HADAMARD, GCUDAI_CUDA_BY_ROWS(hadamard, hadamard) },
-    // of experts: the next row
+    // One match finds both; of experts it is the next row.
     { "mul_mat + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) },
     { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
     { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_VEC,
@@ -32955,26 +32964,22 @@ static void gcudai_cuda_order_of(const struct gcudai_cuda_snapshot * snapshot, b
 enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one part of a model in the cache: for runs that take turns in its memory
 
 struct gcudai_cuda_step {
-    const struct gcuda_tensor * node; // that errors name
-    // a launcher that knows all it needs; NULL: products, which have a choice of their path
-    const struct gcudai_cuda_op * op;
+    const struct gcuda_tensor * node;           // that errors name
+    const struct gcudai_cuda_op * op;           // its launcher; NULL: a product, whose path is chosen
     const struct gcudai_cuda_pattern * pattern; // NULL: one node
-    // places in the plan's order of nodes that it stands for, those that nothing runs for included
-    int first, n;
+    int first, n; // its nodes, also skipped ones: n places of the plan's order from `first`
     size_t scratch_bytes;
-    void ** scratch;                   // where in args its address goes
-    int stream;                        // the stream that it runs on
-    int32_t event;                     // recorded after it, for steps on other streams; -1: none waits
-    int32_t wait[GCUDAI_CUDA_STREAMS]; // for which step of each stream it waits; -1: for none
-    enum gcuda_overlap overlap;        // with the previous step
-    int mask;                          // of the plan's, whose classes it reads; -1: none
-    bool makes_classes;                // it is the first to read them
-    // its products take prequantized activations; before the plan followed a change
-    bool is_prequantized, was_prequantized;
-    bool is_new; // the plan's CUDA graph has other arguments
-    // see enum gcudai_cuda_recording: the node that its launches end with; NULL: none up to here
-    cudaGraphNode_t last[2];
-    struct gcudai_cuda_mm_choice choice; // of a product alone; of row-split weights made when it first runs
+    void ** scratch;                        // where in args its address goes
+    int stream;                             // the stream that it runs on
+    int32_t event;                          // recorded after it, for steps on other streams; -1: none waits
+    int32_t wait[GCUDAI_CUDA_STREAMS];      // for which step of each stream it waits; -1: for none
+    enum gcuda_overlap overlap;             // with the previous step
+    int mask;                               // of the plan's, whose classes it reads; -1: none
+    bool makes_classes;                     // it is the first to read them
+    bool is_prequantized, was_prequantized; // its products take prequantized activations: now; before the last change
+    bool is_new;                            // the plan's CUDA graph has other arguments
+    cudaGraphNode_t last[2];                // last node of its launches, by enum gcudai_cuda_recording; NULL: none
+    struct gcudai_cuda_mm_choice choice;    // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
 
@@ -32994,7 +32999,8 @@ struct gcudai_cuda_mask {
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
     struct gcudai_cuda_snapshot snapshot;
-    int32_t *order, *next_order; // of the nodes, as they are run; the other one is scratch of the same size
+    int32_t * order;      // of the nodes, as they are run
+    int32_t * next_order; // scratch of the same size
     struct gcudai_cuda_step * steps;
     int n_steps, cap_steps;
     size_t n_bytes;                          // of host memory
@@ -33270,7 +33276,8 @@ static bool gcudai_cuda_region_uses(
 static bool gcudai_cuda_region_conflict(const struct gcudai_cuda_region * r, int a, int b) {
     for (size_t i = r->first_use[a]; i < r->first_use[a + 1]; ++i) {
         for (size_t k = r->first_use[b]; k < r->first_use[b + 1]; ++k) {
-            const struct gcudai_cuda_use *x = &r->uses[i], *y = &r->uses[k];
+            const struct gcudai_cuda_use * x = &r->uses[i];
+            const struct gcudai_cuda_use * y = &r->uses[k];
             if ((x->is_written || y->is_written) && x->low < y->high && y->low < x->high) { return true; }
         }
     }
@@ -33541,7 +33548,8 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor *t = gcudai_cuda_nth(plan, k)->tensor, *weight = gcudai_cuda_early_weight(s, t);
+            const struct gcuda_tensor * t = gcudai_cuda_nth(plan, k)->tensor;
+            const struct gcuda_tensor * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS
@@ -34352,7 +34360,8 @@ static struct gcudai_cuda_plan * gcudai_cuda_older(struct gcudai_cuda_plan * a, 
 // least recently used one, if there are enough of them or it was used with other sizes of dynamic tensors.
 static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(
     struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
-    struct gcudai_cuda_plan *oldest = NULL, *resized = NULL;
+    struct gcudai_cuda_plan * oldest = NULL;
+    struct gcudai_cuda_plan * resized = NULL;
     int n = 0;
     for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
         if (!gcudai_cuda_same_shapes(&p->snapshot, snapshot)) { continue; }
@@ -34610,7 +34619,8 @@ static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct 
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) { return GCUDA_STATUS_UNSUPPORTED; }
-    struct gcudai_cuda *from = (struct gcudai_cuda *) backend_src, *to = (struct gcudai_cuda *) backend_dst;
+    struct gcudai_cuda * from = (struct gcudai_cuda *) backend_src;
+    struct gcudai_cuda * to = (struct gcudai_cuda *) backend_dst;
     const gcuda_backend_buffer_t buffer_src = gcudai_buffer_of(src), buffer_dst = gcudai_buffer_of(dst);
     if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft ||
         buffer_dst->buft != &to->device->buft) {
@@ -35313,10 +35323,15 @@ struct gcuda_cuda_uploader {
     size_t slot_bytes, piece_bytes, ahead_bytes;
     int n_slots, n_used, first; // those in use are a ring from first on
     struct gcudai_upload_slot slots[GCUDAI_UPLOAD_MAX_SLOTS];
-    struct gcudai_upload_job *head, *tail, *unplanned; // jobs that have not ended; the first with bytes in no slot
-    struct gcudai_upload_job *failed, *failed_tail, *unreported, *spare; // ended: failures in order; for reuse
-    gcuda_cuda_ticket last;                                              // given
-    bool is_waiting, stop;                                               // a thread waits for the oldest busy slot
+    struct gcudai_upload_job * head; // jobs that have not ended: first, last, the first with bytes in no slot
+    struct gcudai_upload_job * tail;
+    struct gcudai_upload_job * unplanned;
+    struct gcudai_upload_job * failed; // jobs that ended: failures in order
+    struct gcudai_upload_job * failed_tail;
+    struct gcudai_upload_job * unreported;
+    struct gcudai_upload_job * spare; // for reuse
+    gcuda_cuda_ticket last;           // given
+    bool is_waiting, stop;            // a thread waits for the oldest busy slot
     gcuda_status lost;
     int n_threads;
     gcudai_thread threads[GCUDAI_UPLOAD_MAX_THREADS];
@@ -35665,7 +35680,7 @@ static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const 
     } else if (st == GCUDA_STATUS_SUCCESS && size > 0) {
         st = GCUDA_STATUS_ALLOC_FAILED;
     }
-    // nothing to copy: done when what was given is
+    // with nothing to copy, that of the last job before
     if (ticket != NULL && st == GCUDA_STATUS_SUCCESS) { *ticket = up->last; }
     gcudai_mutex_unlock(&up->lock);
     return st;
@@ -36543,9 +36558,12 @@ static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * c
     return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
 }
 static struct gcuda_tensor * gcudai_selftest_scan(struct gcuda_context * ctx) {
-    struct gcuda_tensor *states = gcudai_selftest_f32(ctx, 16, 8, 2), *x = gcudai_selftest_f32(ctx, 8, 2, 3);
-    struct gcuda_tensor *dt = gcudai_selftest_f32(ctx, 2, 3, 1), *a = gcudai_selftest_f32(ctx, 1, 2, 1);
-    struct gcuda_tensor *b = gcudai_selftest_f32(ctx, 16, 1, 3), *c = gcudai_selftest_f32(ctx, 16, 1, 3);
+    struct gcuda_tensor * states = gcudai_selftest_f32(ctx, 16, 8, 2);
+    struct gcuda_tensor * x = gcudai_selftest_f32(ctx, 8, 2, 3);
+    struct gcuda_tensor * dt = gcudai_selftest_f32(ctx, 2, 3, 1);
+    struct gcuda_tensor * a = gcudai_selftest_f32(ctx, 1, 2, 1);
+    struct gcuda_tensor * b = gcudai_selftest_f32(ctx, 16, 1, 3);
+    struct gcuda_tensor * c = gcudai_selftest_f32(ctx, 16, 1, 3);
     return gcuda_ssm_scan(ctx, states, x, dt, a, b, c, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1));
 }
 // The diagonal is far from 0, or rounding would grow along the rows.
@@ -36710,7 +36728,7 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     }
     t->buffer = gcuda_backend_alloc_ctx_tensors(t->ctx, backend);
     if (t->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
-    // an earlier test's results may lie there: they are not this one's
+    // the memory may hold an earlier test's results
     GCUDAI_TRY(gcuda_backend_buffer_clear(t->buffer, 0xff));
     GCUDAI_TRY(gcudai_selftest_fill(t));
     GCUDAI_TRY(gcuda_backend_graph_compute(backend, t->graph));
@@ -37144,7 +37162,8 @@ struct gcudai_sched_kept {
 };
 
 struct gcudai_sched_item {
-    struct gcuda_tensor *original, *t;
+    struct gcuda_tensor * original;
+    struct gcuda_tensor * t;
     int32_t root, rep;                 // owner of the memory; parent in the union-find tree of the group
     int32_t backend;                   // at the representative
     int32_t first_member, next_member; // computed nodes of a group; -1: none
@@ -37163,8 +37182,7 @@ struct gcudai_sched_copy {                 // of an item, for a backend that can
     bool is_weight;                        // constant: one copy serves all runs
     bool is_uploaded;                      // from host memory to a GPU, by the backend's uploader
     bool is_staged;                        // from host memory, through the backend's stage
-    // ids of its only reader, a mul_mat_id: only these experts are copied; -1: all
-    int32_t ids;
+    int32_t ids; // ids of its only reader, a mul_mat_id: only these experts are copied; -1: all
     gcuda_cuda_ticket ticket;
     struct gcuda_tensor * places; // one for each run that may be in flight
 };
@@ -37191,9 +37209,8 @@ struct gcudai_sched_staged { // bytes [first, end) of a stage are in use until t
 // Page-locked buffer through which the host copies to a backend without waiting for it: a ring of bytes, and a ring of
 // the pieces in use, oldest first.
 struct gcudai_sched_stage {
-    // page-locked if the device supports it; NULL: none requested, or the allocation failed
-    gcuda_backend_buffer_t buffer;
-    size_t size, at; // size: requested; at: the next byte
+    gcuda_backend_buffer_t buffer; // page-locked if possible; NULL: none requested, or the allocation failed
+    size_t size, at;               // size: requested; at: the next byte
     struct gcudai_sched_staged * all;
     size_t n_all, n_wanted, first, n;
 };
@@ -37203,9 +37220,8 @@ struct gcudai_sched_backend {
     struct gcudai_sched_stage stage;
     gcuda_backend_buffer_type_t buft;
     bool is_async;
-    gcuda_backend_event_t done; // recorded when another backend has to wait; NULL: the device has no events
-    // numbers of work items: queued, before the last record of done, known to be complete
-    uint64_t given, recorded, seen;
+    gcuda_backend_event_t done;            // recorded when another backend has to wait; NULL: the device has no events
+    uint64_t given, recorded, seen;        // work items: queued, before the last record of done, known to be complete
     uint64_t given_before;                 // `given` at the start of the run
     struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or its creation failed
     bool has_no_uploader;                  // its creation failed
@@ -37233,16 +37249,21 @@ struct gcuda_backend_sched {
     struct gcuda_context * arena; // the scheduler's descriptors
     struct gcudai_tensor_map map;
     struct gcudai_sched_item * items;
-    struct gcudai_sched_key * keys;   // of all items
-    int32_t *nodes, *leafs, *sources; // items; GCUDA_MAX_SRC sources for each node
-    uint8_t * can;                    // [group][backend]: 0 unknown, 1 yes, 2 no
-    uint64_t readers;                 // see gcudai_sched_readers
+    struct gcudai_sched_key * keys; // of all items
+    int32_t * nodes;                // items, as the next two
+    int32_t * leafs;
+    int32_t * sources; // GCUDA_MAX_SRC for each node
+    uint8_t * can;     // [group][backend]: 0 unknown, 1 yes, 2 no
+    uint64_t readers;  // see gcudai_sched_readers
     struct gcudai_sched_copy * copies;
     struct gcudai_sched_split * splits;
     struct gcudai_sched_patch * patches;
     int32_t * foreign;
-    struct gcuda_tensor **alloc_nodes, **alloc_leafs; // the allocator's graph
-    int *node_ids, *leaf_ids, *old_ids;
+    struct gcuda_tensor ** alloc_nodes; // the allocator's graph
+    struct gcuda_tensor ** alloc_leafs;
+    int * node_ids;
+    int * leaf_ids;
+    int * old_ids;
     size_t cap_items, cap_keys, cap_nodes, cap_leaf_items, cap_sources, cap_can, cap_copies, cap_splits, cap_patches,
         cap_foreign;
     size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
@@ -37995,7 +38016,7 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s, const struct gc
     }
     gcudai_graph_index(g);
     s->readers = gcudai_sched_readers(s, graph, g);
-    // a copy is a use
+    // a copy is a use of its source
     for (int i = 0; i < s->n_copied; ++i) { gcudai_graph_count_use(g, s->items[s->copies[i].item].t); }
     for (int i = 0; i < s->n_foreign; ++i) { // so is a view in no split: it or its source is copied
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(g, s->items[s->foreign[i]].t->src[k]); }
@@ -39163,11 +39184,10 @@ struct gcudai_gguf_tensor {
     int n_dims;
     int32_t part; // -1: data is in memory or in tensor
     int64_t ne[GCUDA_MAX_DIMS];
-    uint64_t offset;     // in the part's tensor data
-    size_t size;         // bytes
-    const void * memory; // given by set_tensor_data
-    // part -1 and memory NULL: a copy of the one given, whose data is read when it is written
-    struct gcuda_tensor * source;
+    uint64_t offset;              // in the part's tensor data
+    size_t size;                  // bytes
+    const void * memory;          // given by set_tensor_data
+    struct gcuda_tensor * source; // if part is -1 and memory NULL: copy of the tensor given, read when it is written
 };
 
 struct gcuda_gguf_context {
@@ -39176,7 +39196,8 @@ struct gcuda_gguf_context {
     struct gcudai_gguf_kv * kv;
     struct gcudai_gguf_tensor * tensors;
     struct gcudai_gguf_part * parts;
-    uint32_t *kv_order, *tensor_order; // numbers in the order of their names
+    uint32_t * kv_order; // numbers in the order of their names, as in the next
+    uint32_t * tensor_order;
     size_t n_kv, n_tensors, n_parts, cap_kv, cap_tensors, cap_parts, cap_kv_order, cap_tensor_order;
 };
 
@@ -40021,10 +40042,12 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
 
 // Value types that are neither string nor array: their C types.
 // clang-format off
-#define GCUDAI_GGUF_NUMBERS(X)                                                                                         \
-    X(u8, UINT8, uint8_t) X(i8, INT8, int8_t) X(u16, UINT16, uint16_t) X(i16, INT16, int16_t) X(u32, UINT32, uint32_t) \
-    X(i32, INT32, int32_t) X(f32, FLOAT32, float) X(u64, UINT64, uint64_t) X(i64, INT64, int64_t) X(f64,               \
-        FLOAT64, double)
+#define GCUDAI_GGUF_NUMBERS(X)                              \
+    X(u8,  UINT8,   uint8_t)   X(i8,  INT8,    int8_t)      \
+    X(u16, UINT16,  uint16_t)  X(i16, INT16,   int16_t)     \
+    X(u32, UINT32,  uint32_t)  X(i32, INT32,   int32_t)     \
+    X(u64, UINT64,  uint64_t)  X(i64, INT64,   int64_t)     \
+    X(f32, FLOAT32, float)     X(f64, FLOAT64, double)
 // clang-format on
 
 #define GCUDAI_GGUF_GET(name, ID, ctype)                                                                         \
