@@ -166,15 +166,20 @@ ADDING AN OPERATION
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
       - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops-elements, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and
         its GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
-      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well
+      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well. Its
+        derivative is tested by a line in tests/test-grad.c, which nothing asks for
+      - a named constructor such as gcuda_relu: its declaration in >>op:unary of >>ops-elements, GCUDAI_UNARY_BOTH in
+        >>op:unary of >>impl-ops-elements, and its row in tests/test-errors.c
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
 
     A new block type of weights:
       - its row in GCUDA_TYPES, with all facts; `none` in the column switch while CUDA has no kernels for it
-      - in >>impl-quants, as the row says, gcudai_quantize_row_NAME and gcudai_quantize_weighted_NAME
+      - its block struct and gcudai_quantize_row_NAME in >>impl-blocks, which the host and the kernels share;
+        gcudai_quantize_weighted_NAME, if the row says so, in >>impl-quants
       - in >>impl-simd gcudai_codes_NAME and gcudai_codes_NAME_avx2; dequantizing uses them too
-      - its id in weight_types of tests/test-mulmat.c
-      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES
+      - its id in weight_types of tests/test-mulmat.c and its row in op_types of tests/test-ops.h
+      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES. The compiler then names the decoders
+        of the product kernels. No check names D_QUANTIZED_TYPES, which conversions on the device need
     tests/tools/places.py adds a dummy operation, activation and type, and leaves out one place after the other.
 
     A new path of matrix products on CUDA:
@@ -183,6 +188,11 @@ ADDING AN OPERATION
       - in gcuda_kernels.cu a struct mul_mat_path (takes, scratch_bytes, launch, layout) and its place in
         mul_mat_path_of, which the compiler asks for
       - when it pays: rows of gcudai_cuda_mm_rules
+
+    A new fused pattern on CUDA: rows of nodes in >>impl-cuda-fusion and its entry in gcudai_cuda_patterns, where the
+    first match wins. With a new launcher also its kind in enum gcudai_cuda_pattern_kind, its arguments in union
+    gcudai_cuda_fused, and its case in gcudai_cuda_run_fused, which the compiler asks for. Tests: test-fusion and
+    test-random in tests/sim.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read
@@ -32851,7 +32861,10 @@ static gcuda_status gcudai_cuda_run_fused(
         case GCUDAI_CUDA_FUSED_HADAMARD: return gcuda_launch_hadamard(&args->op.mul_mat, stream);
 #if GCUDAI_KERNEL_HAS(RECURRENT)
         case GCUDAI_CUDA_FUSED_SSM_CONV: return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
+#else
+        case GCUDAI_CUDA_FUSED_SSM_CONV: break;
 #endif
+        case GCUDAI_CUDA_FUSED_LAST_NODE: break;
         case GCUDAI_CUDA_FUSED_CHAIN: return gcuda_launch_chain(&args->chain, stream);
         case GCUDAI_CUDA_FUSED_NORM: return gcuda_launch_norm_mul(&args->norm_mul, stream);
         case GCUDAI_CUDA_FUSED_NORM_PRODUCT: return gcuda_launch_norm_product(&args->norm_product, stream);
@@ -32859,8 +32872,8 @@ static gcuda_status gcudai_cuda_run_fused(
         case GCUDAI_CUDA_FUSED_ROUTE: return gcuda_launch_route(&args->route, stream);
         case GCUDAI_CUDA_FUSED_PRODUCTS: return gcudai_cuda_run_products(&args->products, stream);
         case GCUDAI_CUDA_FUSED_GLU_PRODUCT: return gcudai_cuda_run_glu_mul_mat(args, stream);
-        default: return gcudai_fail(GCUDA_STATUS_FAILED, "a fused pattern of kind %d has no launcher", (int) kind);
     }
+    return gcudai_fail(GCUDA_STATUS_FAILED, "a fused pattern of kind %d has no launcher", (int) kind);
 }
 
 // ---- the order in which a plan runs its nodes ----

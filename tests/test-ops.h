@@ -114,7 +114,8 @@ static const struct op_type * op_type_of(enum gcuda_type type) {
     for (size_t i = 0; i < OP_N_TYPES; ++i) {
         if (op_types[i].type == type) { return &op_types[i]; }
     }
-    return NULL;
+    fprintf(stderr, "op_types in tests/test-ops.h has no row for type %d (%s)\n", (int) type, gcuda_type_name(type));
+    exit(1);
 }
 
 // "Q4_0 Q8_0" with ",F32>F32" becomes "Q4_0,F32>F32 Q8_0,F32>F32". The text stays valid until the next call.
