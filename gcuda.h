@@ -3611,13 +3611,11 @@ struct gcuda_cuda_params {
     // bits, as with gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: path of all products that support it. Others, and those with row-split weights, take the path
-    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no
-    // choice.
-    //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
-    //                "cublas", "converted", "halves"
-    //                cuBLAS: operands in place, packed to F32, packed to 16 bits
-    //                "gemm"                                  packed operands, then WGMMA or GEMM
-    //   mul_mat_id   "own", "vector", "warp_groups", "bytes" PLAIN, VEC, WGMMA, INT8
+    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": none.
+    //   mul_mat      "own", "vector", "tile", "warp_groups"    PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
+    //                "cublas", "converted", "halves"           cuBLAS: operands in place, packed to F32, to 16 bits
+    //                "gemm"                                    packed operands, then WGMMA or GEMM
+    //   mul_mat_id   "own", "vector", "warp_groups", "bytes"   PLAIN, VEC, WGMMA, INT8
     const char * product;
     // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied
     // while the previous ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of
@@ -4081,8 +4079,7 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // gcuda_kernels.o, the CUDA runtime, and one file with GCUDA_IMPLEMENTATION (sizes of types).
 //
 //     struct gcuda_norm_args args = { 0 };
-//     args.x.data = x;
-//     // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.data = x; // on the device, F32 [4096, 32]: 32 rows of 4096
 //     args.x.type = GCUDA_TYPE_F32;
 //     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
 //     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
@@ -4090,8 +4087,7 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.y = args.x;
 //     args.y.data = y;
 //     args.eps = 1e-6f;
-//     args.scratch = scratch;
-//     // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     args.scratch = scratch; // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16,
@@ -4166,15 +4162,14 @@ struct gcuda_chain_args {
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args * args, gcuda_stream stream);
 // sum = x + add;  y = rms_norm(sum) * w + b, with the bits of separate nodes. All F32 in packed rows of one length, at
-//                 most
-// GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
+// most GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
 #define GCUDA_NORM_MUL_MAX 16384
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
     int form; // 0: y is F32; otherwise a form of gcuda_mul_mat_layout: y is prequantized activations
-    // above 1: x is the sum of n_parts rows, added in order. One row of 513 to 8192 elements, all arrays at multiples
-    // of 16 bytes
+    // Above 1: x is the sum of n_parts rows, added in order. Only for one row of 513 to 8192 elements and arrays at
+    // multiples of 16 bytes.
     int n_parts;
     size_t part_nb; // bytes from one of these rows to the next
 };
@@ -10495,16 +10490,20 @@ GCUDAI_LOOPS(GCUDAI_TARGET_AVX2, avx2)
 
 // out[0..n_cols) += products of n expanded weights with the columns x; n is a multiple of GCUDAI_Q_PAD. center: the
 // mean code of formats with a stored minimum; minimum + scale * center is about the mean weight.
-#define GCUDAI_Q_DOT_ARGS                                                                      \
-    enum gcudai_q_kind kind, const uint8_t *q, const float *sc, const float *mn, float center, \
-        const struct gcudai_q_col *x, int n_cols, int64_t n, float *out
+// clang-format off
+#define GCUDAI_Q_DOT_ARGS                                                                         \
+    enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center, \
+        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
-#define GCUDAI_DOT_ARGS enum gcuda_type type, const char *w, const char *const *x, int n_cols, int64_t n, float *out
+#define GCUDAI_DOT_ARGS enum gcuda_type type, const char * w, const char * const * x, int n_cols, int64_t n, float * out
+// clang-format on
 
 // out[0..n_rows) = products of rows of k quantized weights, nb bytes apart, with one column; bit for bit the results of
 // q_dot.
+// clang-format off
 #define GCUDAI_Q_ROWS_ARGS \
-    const uint8_t *w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col *x, float *out
+    const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+// clang-format on
 typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
 // Formats with such a kernel: elements and bytes of a block.
 #define GCUDAI_Q_ROWS(X) \
@@ -10822,7 +10821,9 @@ struct gcudai_avx2_floats { // scales and minima of a run: 8 of each, or 16 if p
 // the first four bytes of the n blocks of a run
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
     __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
-#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) *size), (g) % 4);
+// clang-format off
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    // clang-format on
     GCUDAI_RUN(n, GCUDAI_RUN_STEP)
 #undef GCUDAI_RUN_STEP
     return _mm256_set_m128i(v[1], v[0]);

@@ -1,7 +1,7 @@
 // gcuda_kernels.cu - the kernels of gcuda, one compilation unit (see gcuda.h, MIT licence).
 //
 //   nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
-//   for a shared library: and -Xcompiler -fPIC
+//   (for a shared library also -Xcompiler -fPIC)
 //
 // CONTENTS
 //   >>k-base            element access, indices, warp and block reductions, launch(): the only launch in the file
@@ -29,8 +29,7 @@
 // They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
 // never allocate, synchronize or change the device.
 //
-// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes; rows say the
-// rest:
+// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes. Rows:
 //   shared   shared memory in bytes or elements, and pipeline stages. Absent: none
 //   floor    bytes or operations that no implementation can avoid
 //   needs    preconditions: alignment, strides, aliasing. Absent: none
@@ -647,9 +646,9 @@ static inline __device__ float d_gelu_logit(float x) {
     return 2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x);
 }
 static inline __device__ float d_gelu(float x) { return x * d_sigmoid(d_gelu_logit(x)); }
-// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z
-// >= 0. q is a weighted least-squares fit to 1.2e-8. Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to
-// 13, where rounding of the exponent dominates.
+// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. For z >= 0:
+//     erfc(z) = exp(-z^2) t q(t),  t = 1 / (1 + 3/8 z),  q a weighted least-squares fit to 1.2e-8
+// Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to 13, where rounding of the exponent dominates.
 static inline __device__ float d_one_plus_erf(float x) {
     const float t = d_reciprocal(1.0f + 0.26516504294495532f * fabsf(x));
     float q = 0.061696778789691605f;
@@ -1525,8 +1524,8 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
     }
 };
 
-// ---- codebooks as nibbles: an entry of eight 2-bit digits becomes eight nibbles whose upper bits select the table
-//    half ----
+// ---- codebooks as nibbles ----
+// An entry of eight 2-bit digits becomes eight nibbles whose upper bits select the half of the table.
 static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
     digits = (digits | digits << 8) & 0x00ff00ffu;
     digits = (digits | digits << 4) & 0x0f0f0f0fu;
@@ -1581,7 +1580,9 @@ static_assert(0 D_WEIGHT_TYPES(D_COUNT) == 0 GCUDA_TYPES(X),
 #undef D_COUNT
 
 // Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format on
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
         D_BLOCK_TYPES(X)
@@ -1609,8 +1610,8 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
 // Four elements moved in one access.
 template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four { T v[4]; };
 
-// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec): int8, walked in steps of VEC_STEP
-//    elements ----
+// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec) ----
+// int8 values, walked in steps of VEC_STEP elements.
 #define VEC_STEP 2048
 
 // Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
@@ -1767,7 +1768,7 @@ static inline bool is_wg_form(int form, int64_t k, int64_t n) {
     return (form == 64 || form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 &&
            (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
 }
-// form: a power of 2
+// n rounded up to a multiple of form, a power of 2.
 static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) {
     return (n + form - 1) & ~(int64_t) (form - 1);
 }
@@ -2278,9 +2279,9 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
 // all rounds, 32 at most. One lane owns a sub-block because its sums keep the CPU's order.
 //   shared  17 to 30 KiB
 //   floor   instructions: the search's tries per element. A try of scale and min costs 17: difference, product, clamp,
-//           two to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10. Q4_K
-//           21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that issue four
-//           instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
+//           two to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10.
+//           Q4_K 21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that
+//           issue four instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
 template <gcuda_type TYPE> // registers hold the codes of one try, elements and weights
 static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
@@ -2384,8 +2385,10 @@ static gcuda_status quantize(
     gcuda_type type, const gcuda_array & x, const MAP & map, bool has_rows, gcuda_stream stream) {
     const int64_t n = n_elements(x) / gcuda_blck_size(type);
     switch (type) {
+// clang-format off
 #define X(ID, name) \
-    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return quantize_to<GCUDA_TYPE_##ID>(map, x, has_rows, n, stream);)
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return quantize_to<GCUDA_TYPE_##ID>(map, x, has_rows, n, stream);)
+        // clang-format on
         D_QUANTIZED_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -3068,10 +3071,12 @@ gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_strea
     const int64_t n = n_elements(args->y);
     if (gcuda_is_quantized(args->x.type)) { return dequantize<float>(args->x.type, map, n, stream); }
     if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && is_wide(args->x) && is_wide(args->y)) {
-        return args->x.type == GCUDA_TYPE_I32 ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
-                                              : with_float(args->x.type, [&](auto t) {
-                                                    return rows_wide<decltype(t), float>(map, args->y, stream);
-                                                });
+        // clang-format off
+        return args->x.type == GCUDA_TYPE_I32
+                   ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
+                   : with_float(args->x.type,
+                       [&](auto t) { return rows_wide<decltype(t), float>(map, args->y, stream); });
+        // clang-format on
     }
     return launch_elements(k_get_rows, args->y, stream, map);
 }
@@ -3316,8 +3321,7 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Kernels by number of
-// indices:
+// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Number of indices, kernel:
 //   up to 8, small x   k_set_rows_few: one launch without scratch
 //   up to 1,024        k_set_rows_index compares each index with all later ones
 //   more               hash table per batch: k_set_rows_clear, _enter, _last
@@ -3887,8 +3891,8 @@ template <int N, typename F> static inline __device__ void d_chain_each(float (&
     UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j]); }
 }
 
+// is_second: b is the first operand.
 template <typename DIV, int N>
-// is_second: b is the first operand
 static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) {
     switch (op) {
         case GCUDA_OP_ADD: d_chain_each(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
@@ -3930,8 +3934,8 @@ template <typename T, int N> static inline __device__ void d_chain_round(float (
     }
 }
 
-// Parameters of k_chain_wide: the host decides everything that is uniform over threads.
-// no operand; one element per row; rows of type T; rows of F32
+// Parameters of k_chain_wide: the host decides everything that is uniform over threads. Kinds of an operand: none, one
+// element per row, rows of type T, rows of F32.
 enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 };
 struct chain_array {
     const char * data;
@@ -4590,7 +4594,7 @@ static __global__ void __launch_bounds__(1024) k_argmax(const gcuda_reduce_args 
 }
 
 template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
-    // blocks of 512 threads, limited by registers
+    // at_once: blocks of 512 threads, limited by registers
     const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors();
     const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // one wave
     return with_float(p.x.type, [&](auto v) {
@@ -4667,8 +4671,8 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away, and (x -
-// max) - log keeps it.
+// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away.
+// (x - max) - log keeps it.
 struct d_log_sum {
     float max, log;
 };
@@ -4867,7 +4871,7 @@ static int64_t n_losses(const gcuda_array & x) {
     return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS;
 }
 
-// without elements, ln 0 would be multiplied by labels that sum to 0
+// Not without elements: ln 0 would be multiplied by labels that sum to 0.
 static bool loss_is_wide(const gcuda_cross_entropy_args & p) {
     return p.logits.ne[0] > 0 && p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) &&
            is_wide(p.labels);
@@ -5971,13 +5975,15 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
 template <typename T, int LANES = 8, typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
     const int64_t m = n / d_wide<T>::N;
     if (is_wide_row && n % d_wide<T>::N == 0) {
+        // clang-format off
         return m <= 4 * LANES && LANES < 32 ? f(held<LANES, 4, true>())
                : m <= 128                   ? f(held<32, 4, true>())
                : m <= 256                   ? f(held<64, 4, true>())
                : m <= 512                   ? f(held<128, 4, true>())
                : m <= 1024                  ? f(held<256, 4, true>())
                : m <= 2048                  ? f(held<512, 4, true>())
-                                            : f(held < 512, d_wide<T>::N == 4 ? 8 : 4, true > ()); // F32
+                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // F32 only
+        // clang-format on
     }
     return n <= 128    ? f(held<8, 16, false>())
            : n <= 512  ? f(held<32, 16, false>())
@@ -6268,10 +6274,10 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // two-value d_
 // Long rows. Each part stores its mean and its sum of squared deviations; finish combines them in double. If the
 // squares leave the range of F32, a part stores the negated root of their mean instead of the sum. For elements below 1
 // both values are scaled by SMALL_PART, since in F32 they may be subnormal.
-#define SMALL_PART 1.2676506002282294e30f // 2^100
-// 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
-#define SMALL_PART_ROOT 9007199254740992.0f
-// elements are scaled by unit
+// Roots of squares below SQUARES_LEAST, times SMALL_PART, are smaller than SMALL_PART_ROOT; those above F32 are larger.
+#define SMALL_PART 1.2676506002282294e30f   // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53
+// unit: the elements were multiplied by it.
 static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) {
     const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
     const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
@@ -6314,7 +6320,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_pdl_wait(); }
         bool is_missing = false;
-        // sums around it lose no digits
+        // sums of deviations from the first mean lose no digits
         const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean;
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
@@ -7841,8 +7847,8 @@ gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream
     return args->b.type == GCUDA_TYPE_F16 ? hadamard<__half>(*args, stream) : hadamard<float>(*args, stream);
 }
 
-// ---- inputs of attention: rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in
-//    the same launch ----
+// ---- inputs of attention ----
+// rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in the same launch.
 // A single kernel serves all cache types: the quantizers are most of its code.
 #define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
@@ -7901,7 +7907,9 @@ static bool is_cache_type(gcuda_type type) {
 static inline __device__ void d_quantize_as(gcuda_type type, const float * x, void * y) {
     (void) x, (void) y; // every type may be compiled out
     switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
+        // clang-format on
         D_CACHE_TYPES(X)
 #undef X
         default: break;
@@ -8024,10 +8032,10 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3)
         const gcuda_rope_set_steps steps = is_key ? p.k_steps : is_query ? p.q_steps : p.v_steps;
         const bool has_norm = steps.norm != nullptr, has_bias = steps.bias != nullptr && !has_norm;
         const bool is_blocks = !is_query && share.unit > 1, is_staged = is_blocks || steps.n_hadamard > 0;
-        const int64_t first = (is_key        ? group
-                                  : is_query ? group - share.n_keys
-                                             : group - share.n_keys - share.n_queries) *
-                              share.n_each;
+        // clang-format off
+        const int64_t first =
+            (is_key ? group : is_query ? group - share.n_keys : group - share.n_keys - share.n_queries) * share.n_each;
+        // clang-format on
         const int64_t row = is_query ? 0 : d_rope_row(p, is_key, token);
         if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
@@ -8367,9 +8375,8 @@ struct d_packed_walk {
 #define PACKED_RING 8                      // rows in shared memory, at most
 #define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
 #define PACKED_RAWS 8                      // half rows of eight channels in flight: two per producer warp
-// row pitch of results in floats: four rows of two floats per lane cover all banks
-#define PACKED_OUT (PACKED_STRIP + 8)
-// bytes next to weights and ring; 1024: alignment
+#define PACKED_OUT (PACKED_STRIP + 8)      // row pitch of results, floats: four rows of two per lane cover all banks
+// Bytes next to weights and ring; 1024: alignment.
 #define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4)
 
 struct d_packed_rows {
@@ -9236,8 +9243,8 @@ static __global__ void k_conv_2d_few(const gcuda_conv_args p, int64_t n_pixels, 
     }
 }
 
-// ---- large convolutions: packed image and weights (>>k-conv-packed), so that patches are gathered in 16-byte
-//    cp.async ----
+// ---- large convolutions: packed image and weights (>>k-conv-packed) ----
+// So patches are gathered in 16-byte cp.async.
 #ifdef GCUDAI_SIM
 #define PACKED_LEAST 1e6 // multiplications; small here, so that tests of the simulated device reach the kernel
 #define PACKED_FILLS 2   // tiles
@@ -9298,7 +9305,7 @@ static inline int64_t pack_parts(const d_packed & q, int n_taps) {
 // element of adjacent groups.
 static inline __device__ void d_pack_w(
     const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
-    // groups of eight channels per part
+    // most: groups of eight channels per part
     const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps;
     const int64_t oc = b / n_parts;
     const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
@@ -9654,9 +9661,9 @@ static gcuda_status conv_2d_dw_two(const gcuda_conv_args & p, gcuda_stream strea
         ((p.y.ne[0] + 1) / 2 * p.y.ne[1] * p.y.ne[2] * p.y.ne[3] + 127) / 128, 128, stream, p);
 }
 
-// ---- 3 x 3, stride 1: a thread slides down DW_SLIDE rows of the result; each row of the image is loaded once and
-//    added to the
-// three rows of the result that use it ----
+// ---- 3 x 3, stride 1 ----
+// A thread slides down DW_SLIDE rows of the result. Each row of the image is loaded once and added to the three rows of
+// the result that use it.
 #define DW_SLIDE 16 // rows
 
 // Results of a thread one by one, for infinite or NaN weights.
@@ -9940,7 +9947,7 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 &&
                         p.d1 == 1 && is_large && is_near;
     const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // n_own: outputs per thread
-    // threads
+    // n_slide: threads
     const int64_t n_slide =
         n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4));
     const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
@@ -11694,9 +11701,10 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     d_scan_chunks<NT, SPAN> scan(p, shared);
     const int pairs = scan.n_warps / 2;
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
-    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = IS_WHOLE              ? 1
-                                                             : SPAN == SCAN_STATES ? segments.n - 1
-                                                                                   : segments.n;
+    // clang-format off
+    const int64_t n_heads = p.x.ne[1] * p.x.ne[3],
+                  n_spans = IS_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    // clang-format on
     if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = IS_WHOLE ? 0 : head_at / n_heads,
@@ -11798,8 +11806,11 @@ static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segm
     // as long.
     if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
         *segments = scan_segments(p, pairs);
-        return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32 ? pairs
-                                                                                                                 : 0;
+        // clang-format off
+        return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32
+                   ? pairs
+                   : 0;
+        // clang-format on
     }
     while (pairs % 2 == 0 && all / pairs * n_heads * 3 < n_multiprocessors() * 2) { pairs /= 2; }
     return pairs;
@@ -13333,7 +13344,7 @@ static inline __device__ void d_id_sort(
 
 // Number of blocks of the sort for tiles of at most tn columns; *n_bytes: shared memory.
 static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
-    // experts of pairs in 16 bits
+    // n_slots: bytes for the experts of pairs, 16 bits each
     const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 2;
     l.tn = tn;
     l.has_counts = fits_shared(n_counts, 0);
@@ -13953,8 +13964,8 @@ TILE_FORMAT(Q6_K, false, false) {
     }
 };
 
-// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 -
-// those.
+// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 64 + 25, 64 + 43; with 4
+// added, 64 - 8, 64 - 25, 64 - 43.
 static inline __device__ void d_frag8_iq2(uint32_t digits, uint32_t signs, d_frag8 & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
@@ -14153,7 +14164,7 @@ static inline __device__ void d_tile_mma(float (&c)[4], const uint32_t (&a)[4], 
 
 // ---- the kernel ----
 struct d_tile_part { // one product of a group with common activations; blocks are assigned to one product each
-    // bytes: offsets of weights and results from those of the first product; extra distance between its columns
+    // Bytes. a, y: offsets of weights and results from those of the first product; y_c: extra distance between columns.
     int64_t a, y, y_c;
     int m, m_tiles;            // rows
     int first_block, n_blocks; // INT32_MAX for an unused entry
@@ -14750,7 +14761,9 @@ static gcuda_status launch_tile(
 // Calls f with a value of the weights' type.
 template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
+        // clang-format on
         D_WEIGHT_TYPES(X)
 #undef X
         default: return with_float(type, f);
@@ -15441,8 +15454,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
     }
 };
 
-// Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble +
-// 1/2) one FMA.
+// Scales of group i of four, from the nibbles of its byte. With a nibble placed in the mantissa of 128,
+// d (nibble + 1/2) is one FMA.
 static inline __device__ void d_codes8_iq2_scales(float d, uint32_t word, int i, d_frag8_pieces<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
@@ -16254,7 +16267,7 @@ template <typename A, typename F>
 static inline __device__ void d_vec_own_column(const d_vec_job & p, const char * column, int64_t step, int sub,
     int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    // parts that a warp quantizes together; iterations in flight
+    // N: parts that a warp quantizes together; AT_ONCE: iterations in flight
     constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N;
     const int n_sub = (int) blockDim.y, second = d_vec_second_quad(lane, FORM.order);
     const int first = N == 2 ? d_vec_eight(lane, FORM.order) : 4 * d_vec_quad(lane, FORM.order);
@@ -16407,7 +16420,7 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
             if (V::sign_words == 2) { to[1] = entry.y; }
         }
     }
-    // kernels that quantize activations synchronize there
+    // kernels that quantize activations synchronize when these are complete
     if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); }
 }
 
@@ -16567,7 +16580,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
-    // [row of the block][step][column]
+    // partial sums, [row of the block][step][column]
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes);
     const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // after the partial sums
     d_vec_ring<A, SLOTS, ALIGNED> ring;
@@ -16740,12 +16753,10 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
     // partition has a quarter of the registers and every fourth warp.
-    static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2      ? 16
-                                                      : slots_of(12, 3) >= 2 ? 12
-                                                                             : 8)
-                                                : (slots_of(16, 1) >= 2      ? 16
-                                                      : slots_of(12, 1) >= 2 ? 12
-                                                                             : 8);
+    // clang-format off
+    static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8)
+                                                : (slots_of(16, 1) >= 2 ? 16 : slots_of(12, 1) >= 2 ? 12 : 8);
+    // clang-format on
     static constexpr int batch_of_two = slots_of(max_warps, 2) >= 2 ? 2 : 1;
     static constexpr int batch = // row tiles per warp between reductions
         TILES == 2                ? batch_of_two
@@ -17267,7 +17278,7 @@ static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
-        // other divisors take as long as everything else
+        // two constant divisors: a division by a variable takes as long as everything else
         const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2);
         const int64_t matrix = n_matrices == 1 ? 0 : unit / p.units;
         const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x,
@@ -17561,7 +17572,7 @@ static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int
         const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm;
         p.n_sub = warps / p.at_once < side ? warps / p.at_once : (int) side;
         *n_warps = p.n_sub * p.at_once;
-        // blocks per matrix
+        // all, share: blocks per matrix
         const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices;
         const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
         const int64_t wanted = all < share ? all : share, blocks = wanted > least ? wanted : least;
@@ -18139,11 +18150,10 @@ static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, 
 // pause.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
+    // clang-format off
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2,
-                         wanted = (COLS < 4      ? 16
-                                      : COLS < 8 ? 8
-                                                 : 4) /
-                                  N;
+                         wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
+    // clang-format on
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
     static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
     // One column: smaller blocks, two per SM. One reads while the other starts or ends.
@@ -19004,9 +19014,10 @@ static inline __device__ int d_cluster_rank() {
 // Barrier of all threads of the cluster. Also the last statement of a kernel whose shared memory other blocks may still
 // write.
 static inline __device__ void d_cluster_sync() {
-    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
-                           : "memory"),
+    // clang-format off
+    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"),
         sim_cluster_sync());
+    // clang-format on
 }
 // Named barrier 1 .. 15 of a block (0 is __syncthreads): completes when n_threads, a multiple of 32, have called sync
 // or arrive. arrive does not wait.
@@ -19722,7 +19733,7 @@ static inline __device__ int d_wg_skew(const d_wg_id_job & p, const d_wg_id_item
 
 template <typename A> struct d_wg_id_slab {
     static constexpr int k = d_wg_slab<A>::k, bytes = d_wg_slab<A>::bytes;
-    // maximum; rows of large blocks are aligned to 16 bytes
+    // largest skew; rows of large blocks are aligned to 16 bytes
     static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew;
     static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
 };
@@ -19909,7 +19920,7 @@ static inline __device__ void d_wg_fetch_weights(
     }
 }
 
-// a stage, by a warp that has read it
+// Releases a stage, by a warp that has read it.
 static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int lane) {
     if (lane < 2) { d_mbarrier_arrive_at(bar, lane); }
 }
@@ -21815,23 +21826,21 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     ROWS and WGMMA
 //   k_attn_classes  32 tiles of 32 tokens a block     classifies tiles of the mask: empty, full (no bias), mixed; not
 //                                                     for short masks, nor if the caller passes mask_classes
-//   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions
-//                                                     of k and v
-//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64
-//                                                     positions
+//   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each warp has a ring of 16
+//                                                     positions of k and v
+//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of
+//                                                     64 positions
 //   k_attn_wg       (rows / 128 or 64) x splits       WGMMA: the same with TMA and wgmma, on 9.0a
 //   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or
 //                                                     16 positions
 //   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the
 //                                                     rows of products
-//   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one
-//                                                     split
+//   k_attn_join     rows x DV / 128 or 64             adds partial results of several splits, in their order
 //
 // Splits divide the visible tiles, those that some row of the block sees, so a view of a whole cache costs only its
 // visible tiles. Results do not depend on the order in which blocks run: every run has the same bits. Scores are in
 // units of log 2 (exp2).
-//   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k
-//              and v
+//   floor      k and v once for each block of rows; q, mask and y once. SPLIT up to 8 rows: bound by reading k and v
 //   measured   H100, which reads 3,083 GB/s; cuBLAS F16 762 TFLOP/s. One run each
 //     path      heads, K / V           positions           time or rate
 //     SPLIT     8 x 4, 128             65,536, one query   F16 104 us (84 % of reading), Q8_0 74 (62 %), Q4_0 64 (38 %)
@@ -22337,8 +22346,10 @@ struct d_attn_places {
         k_rows = d_attn_row_at(a.k, k_head, a.p.k.nb[1], g) | d_attn_row_at(a.k, k_head, a.p.k.nb[1], g + 8) << 16;
         for (int i = 0; i < 2; ++i) {
             const int j = 2 * t + 8 * i;
-            v_rows[i] = d_attn_row_at(a.v, v_head, a.p.v.nb[1], j) | d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1)
-                                                                         << 16;
+            // clang-format off
+            v_rows[i] = d_attn_row_at(a.v, v_head, a.p.v.nb[1], j) |
+                        d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1) << 16;
+            // clang-format on
         }
     }
 };
@@ -24223,7 +24234,7 @@ static inline __device__ void d_attn_wg_biases(const d_attn_mma & a, const d_att
 // d_half_exponent of a number's bits, clamped to at least -120, so that its power of 2 is a normal float.
 static inline __device__ int d_attn_wg_exponent(uint32_t bits) {
     const int exponent = (int) (bits >> 23) - 126 - 14;
-    // 2^-6, 2^15, infinity
+    // bounds as bits: 2^-6, 2^15, infinity
     const bool is_far = (bits < 0x3c800000u && bits > 0) || (bits > 0x47000000u && bits < 0x7f800000u);
     return !is_far ? 0 : exponent > -120 ? exponent : -120;
 }
@@ -24629,8 +24640,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 // PARTS: numbers that make up an element of q
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> {
     static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32; // consumers: warpgroups, and stages
-    // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to
-    // these
+    // 128 registers: three warps of a scheduler leave room for one of k_attn_join, whose blocks then wait on the SM.
     static constexpr int bounds = 512;
     static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
     static constexpr int half = ATTN_MAX_ELEMENTS / 2; // elements of the result that a warpgroup ends up with, in F32
@@ -25388,7 +25398,7 @@ static bool attn_has_many(const gcuda_flash_attn_case & c) {
 static bool attn_can_split(const gcuda_flash_attn_case & c) {
     return c.fits_split && attn_is_short(c) && !(c.is_precise && attn_is_codes(c.v_type));
 }
-// precision F32 would lose the digits of blocks that F16 has not
+// With precision F32 not for blocks: F16 has fewer digits than they have.
 static bool attn_can_elements(const gcuda_flash_attn_case & c) {
     return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) &&
            !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
