@@ -73,8 +73,8 @@
 #define NO_INLINE
 #endif
 
-// For a kernel parameter whose address is taken: without it every thread copies the parameter. nvcc refuses it below
-// 7.0.
+// For a kernel parameter whose address is taken: without it every thread copies the parameter.
+// nvcc refuses it below 7.0.
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700)
 #define D_GRID_CONSTANT __grid_constant__
 #else
@@ -99,8 +99,8 @@
 // memory.
 #define SHARED_STATIC 1024
 
-// A size from which a faster kernel pays. The simulated device scales it down so that small test tensors reach that
-// kernel.
+// A size from which a faster kernel pays. The simulated device scales it down
+// so that small test tensors reach that kernel.
 static inline int64_t enough(int64_t n) {
 #if defined(GCUDAI_SIM)
     return (n >> 14) + 4;
@@ -297,8 +297,8 @@ static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) {
     return d_at(a, x.i0, x.i1, x.i2, x.i3);
 }
 
-// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can: one costs as much as a row's
-// arithmetic.
+// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can:
+// one costs as much as a row's arithmetic.
 static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
     d_index x = { 0, r, 0, 0 };
     if (r >= ne[1]) {
@@ -840,8 +840,8 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-// mma.sync emulated with shuffles, for architectures that dispatch never selects. Not inlined: inlining costs megabytes
-// of code.
+// mma.sync emulated with shuffles, for architectures that dispatch never selects.
+// Not inlined: inlining costs megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -1083,8 +1083,8 @@ static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
     return at;
 }
 
-// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs (row lane / 4, columns 2 (lane % 4) and the
-// next).
+// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs.
+// A lane has columns 2 (lane % 4) and the next of row lane / 4.
 static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     uint32_t d;
@@ -2065,8 +2065,8 @@ static inline __device__ void d_write_blocks(const char * blocks, int n, char * 
     }
 }
 
-// Float to blocks of 32. A warp loads the elements of 32 blocks, quantizes one block per lane and stores them
-// coalesced.
+// Float to blocks of 32. A warp loads the elements of 32 blocks,
+// quantizes one block per lane and stores them coalesced.
 //   shared  22 KiB
 //   floor   n * sizeof(x) bytes read, blocks written once
 template <gcuda_type TYPE>
@@ -2865,8 +2865,8 @@ static gcuda_status cpy_transpose_same(const d_strided_copy & w, int dense, int6
     }
 }
 
-// Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned
-// to one.
+// Regroups rows that are dense on both sides into units of n elements.
+// False: rows are not whole units or not aligned to one.
 static bool walk_units(d_strided_copy * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
@@ -3010,8 +3010,8 @@ gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_st
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
-// General get_rows for plain types. A thread converts one element. An index out of range gives zeros and sets
-// bad_index.
+// General get_rows for plain types. A thread converts one element.
+// An index out of range gives zeros and sets bad_index.
 //   floor   one row read and written per index
 static __global__ void k_get_rows(const d_map_get map) {
     const gcuda_get_rows_args & p = map.p;
@@ -3218,8 +3218,8 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
-// Loads in flight per thread: vectors of the row, two rows at a time, since most rows of y have few rows of the
-// gradient.
+// Loads in flight per thread: vectors of the row, two rows at a time,
+// since most rows of y have few rows of the gradient.
 #define GATHER_PARTS 4
 // Adds each segment in order. A block owns GATHER_PARTS * 256 vectors of a row of y: 1,024 elements, 4,096 if WIDE.
 //   floor   gradient read once, y written once
@@ -3423,8 +3423,8 @@ static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream s
     return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
 }
 
-// Few small rows, such as a KV cache written token by token: one launch whose threads scan the later indices
-// themselves.
+// Few small rows, such as a KV cache written token by token:
+// one launch whose threads scan the later indices themselves.
 #define SET_ROWS_ONE 8
 #define SET_ROWS_SMALL 65536 // elements
 static bool set_rows_at_once(const gcuda_get_rows_args & p) {
@@ -3963,8 +3963,8 @@ struct chain {
     chain_step steps[GCUDA_CHAIN_MAX];
 };
 
-// Position of a thread: its row, first element, and the number of elements from there on; parts are `step` elements
-// apart.
+// Position of a thread: its row, first element, and the number of elements from there on;
+// parts are `step` elements apart.
 struct d_chain_at {
     uint32_t i1, i2, i3;
     int step;
@@ -4093,8 +4093,8 @@ template <typename T> struct chain_width {
 // Chain of element-wise operations, vectorized. All threads of a block execute every step; those past the end of a row
 // compute with zeros. x and the first operand are loaded together, each later operand during the preceding step.
 //   floor   x and operands read once, y written once
-//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32, whole rows or one element per row. y may
-//           be x
+//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32,
+//           whole rows or one element per row. y may be x
 template <typename T>
 static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
@@ -4439,8 +4439,8 @@ template <typename T, int THREADS, typename F> static inline __device__ void d_e
     }
 }
 
-// Recomputes the sum of a row in double, after the F32 sum was not finite. All threads of the warp or block call it and
-// get the sum.
+// Recomputes the sum of a row in double, after the F32 sum was not finite.
+// All threads of the warp or block call it and get the sum.
 template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_double(const T * x, int64_t n) {
     double sum = 0.0;
     for (int64_t i = threadIdx.x % THREADS; i < n; i += THREADS) { sum += (double) d_f32(x[i]); }
@@ -4701,8 +4701,8 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
 
 // Mean loss over rows, or a partial loss per block, for any types and strides. A block owns rows r, r + gridDim.x, ...
 //   shared  that of d_block_reduce
-//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes; logits are read three times, mostly from
-//           cache
+//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes;
+//           logits are read three times, mostly from cache
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4912,8 +4912,8 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
-// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice, the second time backward
-// from cache.
+// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice,
+// the second time backward from cache.
 //   shared  that of d_block_reduce
 //   floor   logits and labels read, y written
 //   needs   one type, rows aligned to 16 bytes. y may be logits or labels
@@ -4968,8 +4968,8 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 // =====================================================================================================
 
 // Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL.
-// m.row(i) is computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes,
-// 16 for vectors.
+// m.row(i) is computed once per row, m.at(row, i0) gives the source of an element.
+// Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
 template <typename T> struct d_gather_parts { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
 // Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
@@ -5057,8 +5057,8 @@ static inline __device__ const char * d_stretch_of(
 
 #define GATHER_WIDE_PARTS 4 // vectors per thread
 // Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many
-// bytes on either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A
-// warp has a tile.
+// bytes on either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one.
+// A warp has a tile.
 //   floor   y written, its sources read once
 //   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
@@ -5491,8 +5491,8 @@ static uint4 value_of(gcuda_type type, float value) {
     return make_uint4(w, w, w, w);
 }
 
-// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes, loaded only where any element
-// is kept.
+// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes,
+// loaded only where any element is kept.
 //   floor   y written, kept elements of x read
 //   needs   packed rows of whole 16-byte units, aligned. y may be x
 template <typename T> static __global__ void k_mask_wide(const gcuda_array y, const d_masked m, const tiles t) {
@@ -5562,8 +5562,8 @@ gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream
 }
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
-// Sums all copies of an element, in double and in a fixed order, for any types and strides. A thread has one element of
-// y.
+// Sums all copies of an element, in double and in a fixed order, for any types and strides.
+// A thread has one element of y.
 //   floor   x read once
 static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
@@ -5632,8 +5632,8 @@ static __global__ void __launch_bounds__(256)
 #define BACK_MANY ((int64_t) 128 * 1024) // vectors of y from which threads need not share copies
 
 #define BACK_SLICES 8 // threads per vector of y
-// k_repeat_back for few results: a block has 32 adjacent vectors of a row, and BACK_SLICES threads share the copies of
-// each.
+// k_repeat_back for few results: a block has 32 adjacent vectors of a row,
+// and BACK_SLICES threads share the copies of each.
 //   shared  BACK_SLICES * (32 * N + 1) doubles, at most 16 KiB
 //   floor   x read once, y written
 //   needs   one type, packed rows of whole 16-byte units, aligned
@@ -5773,8 +5773,8 @@ gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------
-// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index. A thread has four
-// elements.
+// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index.
+// A thread has four elements.
 //   floor   a read, y written, b mostly from cache
 static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     FOR_TILES(tile, t) {
@@ -6086,8 +6086,8 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 //   grid    a block owns a part of PART_BYTES; the second pass runs backward, since the last parts read are in L2
 //   shared  that of d_block_reduce
 //   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
-// The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is
-// finished.
+// The second pass is a dependent launch: finish loads its part before the PDL wait.
+// No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_two_pass(const P p, int64_t n_blocks) {
     if (!IS_LAST) { d_pdl_trigger(); }
@@ -6111,8 +6111,8 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST)
 }
 
 // Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its
-// row. No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end. The result
-// is the same.
+// row. No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end.
+// The result is the same.
 //   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved(const P p, const d_interleaved q) {
@@ -6445,8 +6445,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
         });
 }
 
-// Stores a row of n elements as one prequantized activation column. Whole warps take part: steps are multiples of a
-// warp's share.
+// Stores a row of n elements as one prequantized activation column.
+// Whole warps take part: steps are multiples of a warp's share.
 template <typename ROW, int THREADS>
 static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
     const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
@@ -6584,12 +6584,12 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
 #define NORM_PRODUCT_MOST 512 // rows of a
 
 // Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block
-// computes all of y, the first one stores it, and two rows of a, one step a warp; their weights are loaded before the
-// PDL wait.
+// computes all of y, the first one stores it, and two rows of a, one step a warp;
+// their weights are loaded before the PDL wait.
 //   shared  y, 16 H::THREADS floats; sums [step][row]; that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b, then over y
-//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps. Results overlap no
-//           operand
+//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps.
+//           Results overlap no operand
 template <typename H>
 static __global__ void __launch_bounds__(H::BLOCK)
     k_norm_product(const D_GRID_CONSTANT gcuda_norm_product_args p, const bool is_early) {
@@ -7097,8 +7097,8 @@ static inline __device__ uint32_t d_route_most(uint32_t v) {
 #endif
 }
 
-// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1; 0: taken,
-// or no expert.
+// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1;
+// 0: taken, or no expert.
 template <typename H>
 static inline __device__ void d_route_keys(
     const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t * keys) {
@@ -7134,8 +7134,8 @@ static inline __device__ int d_route_next(const typename H::template row<float> 
     return chosen;
 }
 
-// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes, as soft_max and sum_rows
-// vectorize.
+// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes,
+// as soft_max and sum_rows vectorize.
 //   floor   logits read, ids and weights written; used * n / 32 comparisons per lane
 //   needs   F32 logits, dense rows; at most ROUTE_MOST experts, ROUTE_USED of them chosen
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
@@ -7260,8 +7260,8 @@ template <typename F> static inline __device__ F d_warp_scan(F v) {
     }
     return v;
 }
-// Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before
-// it.
+// Exclusive scan from an inclusive one. Not "inclusive minus own":
+// a large or infinite element would change sums before it.
 template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
     return threadIdx.x % 32 > 0 ? before : (F) 0;
@@ -7703,8 +7703,8 @@ static __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// General RoPE. A block has a token and up to ROPE_HEADS heads; a thread computes the rotation of its pair once for all
-// of them.
+// General RoPE. A block has a token and up to ROPE_HEADS heads;
+// a thread computes the rotation of its pair once for all of them.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 //   needs   y may be x: a thread overwrites only what it alone reads
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
@@ -7791,8 +7791,8 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
     return gcuda_launch_rope(args, stream);
 }
 // ---- Hadamard transform of rows, in place of a product with the matrix ----
-// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k. Stages 1, 2, 4 ... give the sums of
-// d_hadamard.
+// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k.
+// Stages 1, 2, 4 ... give the sums of d_hadamard.
 //   floor   x read, y written
 //   needs   packed rows
 template <typename T, int PARTS>
@@ -7948,8 +7948,8 @@ static inline __device__ d_rope_heads d_rope_heads_of(
     return { d_at(x, 0, h0, token, 0), nullptr, (int64_t) x.nb[0], (int64_t) x.nb[1], 0, 0, (int) n };
 }
 
-// Quantizes n elements in shared memory, rows of 32, to blocks of y. All threads call it; afterwards x may be
-// overwritten.
+// Quantizes n elements in shared memory, rows of 32, to blocks of y.
+// All threads call it; afterwards x may be overwritten.
 static inline __device__ void d_put_cache(
     const gcuda_array & y, const float (*x)[36], int n, char * blocks, char * to) {
     const int tid = (int) threadIdx.x, size = (int) y.nb[0];
@@ -7988,8 +7988,8 @@ static inline __device__ void d_rope_norm(
     }
 }
 
-// Hadamard transform of each n of n_all elements in shared memory. All threads take part; it begins and ends with a
-// barrier.
+// Hadamard transform of each n of n_all elements in shared memory.
+// All threads take part; it begins and ends with a barrier.
 static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) {
     const int tid = (int) threadIdx.x;
     __syncthreads();
@@ -8369,8 +8369,8 @@ struct d_packed_walk {
     inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
 };
 
-// Few channels and large F32 images have a kernel that reads the unpacked image: strips of PACKED_STRIP pixels, row by
-// row in segments.
+// Few channels and large F32 images have a kernel that reads the unpacked image:
+// strips of PACKED_STRIP pixels, row by row in segments.
 #define PACKED_STRIP 256                   // pixels
 #define PACKED_RING 8                      // rows in shared memory, at most
 #define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
@@ -8589,8 +8589,8 @@ static inline __device__ void d_column_stage(
     }
 }
 
-// Four adjacent columns of consecutive positions in 16 bits: two positions of a column are one word of its row or
-// halves of two.
+// Four adjacent columns of consecutive positions in 16 bits:
+// two positions of a column are one word of its row or halves of two.
 template <typename TY>
 static inline __device__ void d_column_fours(
     const TY * rows, const int (&own)[4], char * to, size_t step, int n_places) {
@@ -8948,8 +8948,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 //   k_conv_2d_wg_rows   few channels of a large F32 image, with wgmma, without a copy of the image
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Position of element k of a patch relative to its first. Distances are ints: images, kernels and padding are below
-// CONV_FAR.
+// Position of element k of a patch relative to its first.
+// Distances are ints: images, kernels and padding are below CONV_FAR.
 #define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
@@ -9516,8 +9516,8 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 // pixels through shared memory; _quads channels-last.
 #define DW_TAPS 5 // kernel elements with loads in flight
 
-// General depthwise convolution. A thread has N outputs of a row, in memory order: dimensions 2, 0, 1, 3 if
-// channels-last.
+// General depthwise convolution. A thread has N outputs of a row, in memory order:
+// dimensions 2, 0, 1, 3 if channels-last.
 //   floor   x read once, y written
 //   needs   x and y of type TX
 template <typename TX, typename TW, bool IS_CHANNELS, int N>
@@ -10249,8 +10249,8 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
 // Whether v is larger than the maximum so far; NaN counts as no number.
 static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
 
-// Maximum of a window and its first position in the plane; NaN if the window has no number, -FLT_MAX and -1 if it is
-// empty.
+// Maximum of a window and its first position in the plane;
+// NaN if the window has no number, -FLT_MAX and -1 if it is empty.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
     float max = NAN;
     *at = -1;
@@ -10903,8 +10903,8 @@ static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors
     return launch(k_upscale_taps<T, N, C>, t.across * t.down * n_planes, 128, stream, p, f, t);
 }
 
-// Columns per thread: four if source positions are at most half an element apart, two if at most one, and y allows
-// vector stores.
+// Columns per thread: four if source positions are at most half an element apart, two if at most one,
+// and y allows vector stores.
 template <int N>
 static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     const bool is_near = is_wide(p.y) && p.y.ne[0] <= UPSCALE_EXACT && p.x.ne[0] <= UPSCALE_EXACT;
@@ -11154,8 +11154,8 @@ template <typename T> static inline __device__ int64_t d_scan_state(T * const & 
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
-// Selective scan, token by token. LANES threads keep the state of a channel in registers; inputs are loaded one token
-// ahead.
+// Selective scan, token by token. LANES threads keep the state of a channel in registers;
+// inputs are loaded one token ahead.
 //   floor   state read and written once; x, dt, B, C read; y written
 //   needs   at most LANES * PER states; WIDE: s, B, C in F32 and aligned to 16 bytes
 template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
@@ -11412,8 +11412,8 @@ struct d_scan_segments {
 };
 
 // y += weights u for a chunk with non-finite u. Each sum takes only tokens up to its own: the product's weight of 0
-// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u as in
-// the kernel.
+// times an infinite u of a later token would be NaN. y:
+// channels g and g + 8 of tokens `token` and token + 1; u as in the kernel.
 static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
     const int quad = (int) threadIdx.x % 32 / 4 * 4;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
@@ -11427,8 +11427,8 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
-// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states, begin, then chunk by
-// chunk `advance`.
+// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states,
+// begin, then chunk by chunk `advance`.
 template <int NT, scan_span SPAN> struct d_scan_chunks { // NT: accumulators per warp
     static const bool HAS_Y = SPAN != SCAN_STATES;
     static const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT;
@@ -11732,8 +11732,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     }
 }
 
-// Replaces the segments' final states from zero by their initial states, a serial scan over segments. A thread has four
-// adjacent states.
+// Replaces the segments' final states from zero by their initial states, a serial scan over segments.
+// A thread has four adjacent states.
 //   floor   states read and written once
 static __global__ void __launch_bounds__(256)
     k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
@@ -11791,8 +11791,8 @@ static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pair
     return s;
 }
 
-// Warp pairs per block: all of a head's, unless that leaves SMs idle. 0: other kernels. Sets segments where heads alone
-// are too few.
+// Warp pairs per block: all of a head's, unless that leaves SMs idle.
+// 0: other kernels. Sets segments where heads alone are too few.
 static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segments) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
     if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 ||
@@ -11802,8 +11802,8 @@ static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segm
     if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c) || n_heads == 0 || all == 0) { return 0; }
     int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
     while (all % pairs != 0) { --pairs; }
-    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster, with 78 it takes twice
-    // as long.
+    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster,
+    // with 78 it takes twice as long.
     if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
         *segments = scan_segments(p, pairs);
         // clang-format off
@@ -12030,8 +12030,8 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
 }
 
 // ---- recurrences with a matrix state per head ----
-// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys. A line is the inner elements of
-// one result.
+// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys.
+// A line is the inner elements of one result.
 enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
 
 struct d_linear {
@@ -12049,8 +12049,8 @@ template <int KIND> struct d_linear_inputs {
     static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 does not depend on the token
 };
 
-// Linear recurrence, token by token. LANES threads keep one line of the state in registers; inputs are loaded one token
-// ahead.
+// Linear recurrence, token by token. LANES threads keep one line of the state in registers;
+// inputs are loaded one token ahead.
 //   floor   state read and written once, inputs read, results written
 //   needs   Z at most LANES * PER; WIDE: inputs in F32 and aligned to 16 bytes
 template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_linear(const d_linear p) {
@@ -12497,8 +12497,8 @@ static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_sol
     }
 }
 
-// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below. A block
-// has 32 columns.
+// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below.
+// A block has 32 columns.
 //   shared  8 KiB
 //   floor   A and B read, X written; X read n / 64 times from cache
 static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
@@ -12932,8 +12932,8 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 // and the first equal ones in row order. Short rows are sorted.
 #define TOP_K_SHORT 256
 
-// Called by the first warp: the digit, from the highest down, at which the counts reach `left`, and how many of it are
-// needed.
+// Called by the first warp: the digit, from the highest down, at which the counts reach `left`,
+// and how many of it are needed.
 static inline __device__ void d_top_k_digit(const unsigned * count, unsigned left, unsigned * digit, unsigned * rest) {
     const int lane = (int) threadIdx.x % 32;
     unsigned own[8], sum = 0;
@@ -13721,8 +13721,8 @@ gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_str
     return launch_pdl(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
-// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1, as it
-// mostly is.
+// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1,
+// as it mostly is.
 //   floor   scales read; rows with another scale read and written
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
     d_pdl_prologue();
@@ -14456,8 +14456,8 @@ static inline __device__ void d_tile_store(
 
 // Epilogue of a tile whose accumulators are in scratch: one matrix with few columns. For more columns a separate kernel
 // is faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight.
-// Inlined in the stores of the accumulators it would be more code than the products. A warp has the rows that it
-// stored.
+// Inlined in the stores of the accumulators it would be more code than the products.
+// A warp has the rows that it stored.
 #define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
 static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
     const int lane = (int) threadIdx.x % 32;
@@ -15204,8 +15204,8 @@ struct d_mma_format_of {
     static constexpr bool has_words = true; // decodes words, whose alignment matters; otherwise only bytes and halves
     static constexpr bool is_memory_bound = false; // then no separate kernel for rows aligned to 4 bytes
     // The first weights are copied to shared memory before the PDL wait, by blocks that leave room for one block of the
-    // activation kernel. That costs registers and pays where decoding needs few; other formats prefetch the first
-    // weights to L2.
+    // activation kernel. That costs registers and pays where decoding needs few;
+    // other formats prefetch the first weights to L2.
     static constexpr bool is_early = false;
     // Loads activations of the next step during the reduction (d_mma_x), as formats with is_early do: 3 to 6 % of 4096
     // x 14336. Other formats gain nothing, and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
@@ -16149,8 +16149,8 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
 #define VEC_COLUMNS_BLOCKS 8
 #endif
 
-// Quantizes the activations of all matrices to int8, for kernels of several columns. A block has half a step of a
-// column.
+// Quantizes the activations of all matrices to int8, for kernels of several columns.
+// A block has half a step of a column.
 //   floor   b read, 1.5 bytes per element written
 //   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
@@ -16187,8 +16187,8 @@ template <typename A, int COLS> struct d_vec_shape {
     // The kernel quantizes activations itself, in column_bytes per step. For two columns only where decoding dominates.
     static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
     static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
-    // Steps in parallel: at most half of the warps of one column. Small products use that half, so both add in the same
-    // order.
+    // Steps in parallel: at most half of the warps of one column.
+    // Small products use that half, so both add in the same order.
     static constexpr int at_once = max_warps == 32 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
@@ -16559,8 +16559,8 @@ static inline __device__ void d_vec_reduce_rows(float (&sum)[2][COLS], const d_v
 }
 
 // Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix, rows of both alternate.
-// A block is at_once warps wide and n_sub high. Where a warp processes two rows, half of its lanes for each, n_side is
-// twice n_sub.
+// A block is at_once warps wide and n_sub high. Where a warp processes two rows,
+// half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
@@ -16648,8 +16648,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 }
 
 // Matrix-vector product of quantized weights, int8 dot products (dp4a), COLS activation columns per matrix of a. A
-// block has `rounds` rounds of n_side rows of one matrix; ALIGNED: rows at multiples of 16 bytes, WIDE: tables with
-// copies per lane.
+// block has `rounds` rounds of n_side rows of one matrix; ALIGNED:
+// rows at multiples of 16 bytes, WIDE: tables with copies per lane.
 //   shared  tables, then d_vec_shape::slots stages of a step per warp, activations being quantized, partial sums
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   k a multiple of 32 (vec_takes). A bad expert id gives zeros and sets bad_index
@@ -16671,8 +16671,8 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 // A warp processes tiles of 16 rows, 512 or 256 elements of each, through a cp.async pipeline. With g = lane / 4 and
 // t = lane % 4, a lane decodes eight elements of rows g and g + 8 of every group of 32: the A fragment of mma.sync
 // m16n8k32. int8 activations stay in registers in the format's order. A piece is 32 or 16 elements with one scale.
-// Warps of a block have different steps of the same rows; after a few tiles they reduce in shared memory in a fixed
-// order.
+// Warps of a block have different steps of the same rows;
+// after a few tiles they reduce in shared memory in a fixed order.
 //   floor   bytes of the weights; activations come from L2, once per block
 
 #define MMA_STEP 512 // elements of a column quantized together
@@ -16738,8 +16738,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // per row tile
     static constexpr int groups = TILES == 1 ? d_mma_format<A>::groups : MMA_GROUPS, step = 32 * groups;
     static constexpr int step_bytes = step * (int) sizeof(typename A::block) / A::n;
-    // Per row of a stage: 15 bytes extra, since a step starts at any byte. An odd number of chunks spreads eight rows
-    // over all banks.
+    // Per row of a stage: 15 bytes extra, since a step starts at any byte.
+    // An odd number of chunks spreads eight rows over all banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_of_tile = groups * d_mma_format<A>::pieces * 4,
@@ -16773,8 +16773,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
-// Adds the mins' part to the sums of a tile: TF32 products, in which mins are exact and the activation sums x are split
-// in two.
+// Adds the mins' part to the sums of a tile: TF32 products,
+// in which mins are exact and the activation sums x are split in two.
 template <typename A, int GROUPS>
 static inline __device__ void d_mma_mins(
     const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
@@ -17209,8 +17209,8 @@ static inline __device__ void d_mul_mat_mma(
 }
 
 // Matrix product of quantized weights with up to 16 int8 activation columns, mma.sync m16n8k32 (S8). A block has tiles
-// of 16 rows of one matrix; its warps split k. TILES: column tiles of 8. LISTS: mul_mat_id, lists of up to eight pairs
-// per expert.
+// of 16 rows of one matrix; its warps split k. TILES: column tiles of 8.
+// LISTS: mul_mat_id, lists of up to eight pairs per expert.
 //   shared  codebook, queue, kept sums, then per warp partial sums, scales and d_mma_shape::slots stages of 16 rows
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   rows aligned to 4 bytes if ALIGNED, otherwise to the size of the format's words (mma_takes)
@@ -17839,8 +17839,8 @@ static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
     return p;
 }
 
-// The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor
-// cores.
+// The kernel's job, of a product, a group or experts; false: it is not taken.
+// More than eight columns need tensor cores.
 static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     const gcuda_mul_mat_args * args = job.args;
     const bool is_prequantized = args != nullptr && args->is_prequantized;
@@ -18069,8 +18069,8 @@ static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #endif
 }
 
-// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end; conversion waits until all loads are in
-// flight.
+// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end;
+// conversion waits until all loads are in flight.
 template <typename A> struct d_float_weights {
     static constexpr int N = d_wide<A>::N;
     static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
@@ -18110,8 +18110,8 @@ template <int N> struct d_float_column<d_any_float, N> {
     }
 };
 
-// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice: a 64-bit one costs a global
-// load.
+// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice:
+// a 64-bit one costs a global load.
 template <typename I>
 static inline __device__ void d_float_place(const d_job & p, I i, I c, const char ** b, char ** y) {
     const I n1 = (I) p.y.ne[1], n2 = (I) p.a.ne[2], r2 = (I) p.b.ne[2] / n2, r3 = (I) p.b.ne[3] / (I) p.a.ne[3];
@@ -18146,8 +18146,8 @@ static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, 
 
 // ---- F32 FMA ----
 // A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` accumulates the loaded
-// weights. As each 16 bytes are consumed, those at the same position from `row` on are loaded if wanted: loads never
-// pause.
+// weights. As each 16 bytes are consumed, those at the same position from `row` on are loaded if wanted:
+// loads never pause.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     // clang-format off
@@ -18717,8 +18717,8 @@ static gcuda_status launch_float_job(const gcuda_mul_mat_job & job, gcuda_stream
     return launch_float_vec(p, n, wants_f32, max_shared, stream);
 }
 
-// Vectorized: rows of both operands at multiples of 16 bytes, whole eights of elements, activations in F32 or the
-// weights' type.
+// Vectorized: rows of both operands at multiples of 16 bytes,
+// whole eights of elements, activations in F32 or the weights' type.
 static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
     const gcuda_array &a = job.args != nullptr ? job.args->a : job.experts->as,
                       &b = job.args != nullptr ? job.args->b : job.experts->b;
@@ -18752,14 +18752,14 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 //   `full`     arrival count 1: the producer's. Its phase completes when the producer has arrived and all expected
 //              bytes have landed
 //   `empty`    arrival count: the consumer warps; in a cluster those of all blocks that read the stage
-//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next
-//              stage
+//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes);
+//              d_tma_load...(full); next stage
 //   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_...; d_wgmma_commit; d_wgmma_wait<0>; one
 //              lane of each warp calls d_mbarrier_arrive(empty); next stage. d_wgmma_wait<1> instead keeps the tensor
 //              cores busy: it waits for the products of the previous step, and the consumer releases the previous stage
 //   phases     each use of a stage is a phase of its mbarriers. A wait takes the parity of the phase; d_pipeline_state
-//              counts index and parity. A producer begins with parity 1, so that its first round of waits for `empty`
-//              returns at once
+//              counts index and parity. A producer begins with parity 1,
+//              so that its first round of waits for `empty` returns at once
 //   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init; then all threads synchronize: __syncthreads,
 //              in clusters d_cluster_sync
 //   end        no copy may be in flight to a block that has exited: wait for every phase with copies, and let the
@@ -18788,8 +18788,8 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 #define D_PTX(instruction, call) call
 #endif
 
-// Attribute of a kernel with clusters of n blocks along x; gridDim.x is a multiple of n. Its body begins with
-// D_IN_CLUSTER(n).
+// Attribute of a kernel with clusters of n blocks along x; gridDim.x is a multiple of n.
+// Its body begins with D_IN_CLUSTER(n).
 #if D_SM90 && defined(__CUDACC__)
 #define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
 #else
@@ -18839,8 +18839,8 @@ static inline __device__ uint32_t d_shared_address(const void * p) {
 }
 
 // ---- mbarrier ----
-// A phase completes when n_arrivals threads have arrived and all expected bytes have landed; then the next phase
-// begins.
+// A phase completes when n_arrivals threads have arrived and all expected bytes have landed;
+// then the next phase begins.
 
 // Called by one thread, which then calls d_mbarrier_fence_init. __syncthreads or d_cluster_sync comes before other
 // threads use the barrier.
@@ -18854,8 +18854,8 @@ static inline __device__ void d_mbarrier_fence_init() {
     D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init());
 }
 // Waits until the phase of this parity is complete: 0 for the first, third, ... phase, 1 for the second, fourth, ...
-// and for the phase before the first. A waiting thread must not be two phases late, because a later phase has the same
-// parity.
+// and for the phase before the first. A waiting thread must not be two phases late,
+// because a later phase has the same parity.
 static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
 #ifdef __CUDACC__
     uint32_t is_over;
@@ -19032,8 +19032,8 @@ static inline __device__ void d_named_arrive(int id, int n_threads) {
         sim_named_barrier(id, n_threads, false));
 }
 // setmaxnreg, called by all four warps of a warpgroup: sets the registers per thread to N, a multiple of 8 from 24
-// to 256. give releases registers, take waits for released ones. The kernel has __launch_bounds__ with a number of
-// blocks per SM.
+// to 256. give releases registers, take waits for released ones.
+// The kernel has __launch_bounds__ with a number of blocks per SM.
 template <int N> static inline __device__ void d_setmaxnreg_dec() {
     D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true));
 }
@@ -19052,8 +19052,8 @@ template <int N> static inline __device__ void d_setmaxnreg_inc() {
 //                             bytes further, a multiple of 1024. Descriptor of the next 16 k: + 128
 //   d_desc_plain(at, plane)   K-major without swizzle. A row's 8 elements of k are 16 bytes; rows are consecutive. The
 //                             next 8 elements of k are `plane` bytes further. `at` may be any row, at a multiple of 16
-// 128-byte swizzle: chunk c (16 bytes) of the 128-byte row r is stored at chunk c ^ (r % 8); r counts from a multiple
-// of 1024 bytes.
+// 128-byte swizzle: chunk c (16 bytes) of the 128-byte row r is stored at chunk c ^ (r % 8);
+// r counts from a multiple of 1024 bytes.
 enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // bits 62 and 63 of a descriptor
 
 // Offsets of a descriptor in bytes:
@@ -19760,8 +19760,8 @@ static inline __device__ void d_wg_store(
 }
 
 // ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
-// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it; wgmma descriptors
-// d_desc_k_128.
+// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it;
+// wgmma descriptors d_desc_k_128.
 struct d_wg_gemm {
     d_wg_job wg;             // m, n, tiles, parts and y are used
     int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
@@ -20971,8 +20971,8 @@ struct d_wg_conv_ring {
     uint32_t full, empty; // mbarriers, eight bytes each
 };
 
-// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later; TMA loads
-// weights.
+// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later;
+// TMA loads weights.
 template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(
     const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
@@ -21130,8 +21130,8 @@ struct d_wg_rows {
     int image, x0, y0, n_rows;     // start of the segment in the result, and its rows
 };
 
-// A unit is half a row of eight channels. Units rotate over the four warps; a warp requests its next but one when it is
-// done.
+// A unit is half a row of eight channels. Units rotate over the four warps;
+// a warp requests its next but one when it is done.
 static inline __device__ void d_wg_rows_fetch(
     const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
     const int lane = thread % 32, warp = thread / 32, per_row = 2 * q.n_c, n_rows = r.n_rows + s.below,
@@ -21828,13 +21828,13 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     for short masks, nor if the caller passes mask_classes
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each warp has a ring of 16
 //                                                     positions of k and v
-//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of
-//                                                     64 positions
+//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles
+//                                                     of 64 positions
 //   k_attn_wg       (rows / 128 or 64) x splits       WGMMA: the same with TMA and wgmma, on 9.0a
-//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or
-//                                                     16 positions
-//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the
-//                                                     rows of products
+//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements;
+//                                                     the block has a ring of 32 or 16 positions
+//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a:
+//                                                     TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results of several splits, in their order
 //
 // Splits divide the visible tiles, those that some row of the block sees, so a view of a whole cache costs only its
@@ -22792,8 +22792,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    // After k_attn_classes all grids before that have ended: q can be read before the wait. Otherwise the trigger comes
-    // first.
+    // After k_attn_classes all grids before that have ended: q can be read before the wait.
+    // Otherwise the trigger comes first.
     bool has_waited = false;
     if (!a.is_after_classes) { d_pdl_trigger(); }
     const int n_items = d_attn_n_items(a);
@@ -23125,8 +23125,8 @@ static inline __device__ void d_attn_store(
 
 #define ATTN_ROWS_THREADS 128
 
-// ROWS: a block has 64 MT rows and a split of the tiles that they see. A warp has 16 MT of these rows; all share a ring
-// of tiles.
+// ROWS: a block has 64 MT rows and a split of the tiles that they see.
+// A warp has 16 MT of these rows; all share a ring of tiles.
 //   floor   2 (DK + DV) operations per row and position on tensor cores; k and v once per block of rows
 //   shared  q and two stages of 64 positions of k and v (cp.async)
 //   needs   k and v F16 or BF16, rows at multiples of 16 bytes; DK and DV up to 8 DT, multiples of 8
@@ -23778,8 +23778,8 @@ static inline __device__ void d_attn_elements_finish(
 // then every eighth 16 elements of v.
 //   floor   k and v once per block of rows; only k if v is in k
 //   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
-//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512,
-//           multiples of 8
+//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4);
+//           DK up to 640, DV up to 512, multiples of 8
 //   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1)
@@ -24560,8 +24560,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 //   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials (16 per clock) take as long at
 //           64, half as long at 128
 //   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
-//   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory
-//           (attn_set_wg)
+//   needs   k and v as T with rows at multiples of 16 bytes;
+//           without code for 9.0a it has no static shared memory (attn_set_wg)
 //   arch    9.0a
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1)
@@ -24999,8 +24999,8 @@ static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const 
 }
 #endif // D_SM90
 
-// Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies
-// (TMA).
+// Latent attention: a block has 16 rows and a split of the tiles that they see;
+// warps 0 to 7 multiply, warp 8 copies (TMA).
 //   floor   k once per 16 rows
 //   shared  q, weights, two stages of 64 positions of k, half of the values: 199 KiB for 576/512 in F16
 //   needs   v in k, F16 or BF16, rows at multiples of 16 bytes, of more than ATTN_LATENT_LEAST elements; q F32
@@ -25118,8 +25118,8 @@ static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(
 // Converts k and v of some heads to F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time.
 // Tiles that no query sees are skipped.
 //   floor   k and v read once, and written as F16
-//   measured  H100, 512 queries over 65,536 positions, 8 x 4 heads of 128: Q8_0 and Q4_0 1.19 ms in four launches, F16
-//             0.915 ms
+//   measured  H100, 512 queries over 65,536 positions, 8 x 4 heads of 128:
+//             Q8_0 and Q4_0 1.19 ms in four launches, F16 0.915 ms
 //   shared  256 bytes
 //   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16;
 //           DK and DV a multiple of 8
@@ -25393,8 +25393,8 @@ static bool attn_is_half(gcuda_type type) { return type == GCUDA_TYPE_F16 || typ
 static bool attn_has_many(const gcuda_flash_attn_case & c) {
     return attn_is_half(c.k_type) && attn_is_half(c.v_type) && c.n_rows > ATTN_FEW_ROWS;
 }
-// Codes of k are exact in F16, their scales are F32 factors of the scores. Values of v are scale times code, which F16
-// rounds.
+// Codes of k are exact in F16, their scales are F32 factors of the scores.
+// Values of v are scale times code, which F16 rounds.
 static bool attn_can_split(const gcuda_flash_attn_case & c) {
     return c.fits_split && attn_is_short(c) && !(c.is_precise && attn_is_codes(c.v_type));
 }
@@ -26614,8 +26614,8 @@ static __global__ void __launch_bounds__(256)
 // A mask is classified first, as for flash_attn_ext. Packing replaces NaN by 0 and infinity by the largest number. So
 // masked positions cannot change the result; if some query sees such a position, D carries the NaN into the result.
 //   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
-//   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94; 64: 2.23 ms,
-//             causal 1.86
+//   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94;
+//             64: 2.23 ms, causal 1.86
 //   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with
 //           row % 8): without padding and without conflicts
 #define BACK_STEP 32  // positions or queries of a stage
