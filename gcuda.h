@@ -20101,8 +20101,8 @@ static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args 
 // between neighbours.
 static float gcudai_upscale_factor(const struct gcuda_upscale_args * p, int axis) {
     const int64_t in = p->x.ne[axis], out = p->y.ne[axis];
-    return p->align_corners && axis < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1)
-                                                             : (float) out / (float) in;
+    const bool aligns_corners = p->align_corners && axis < 2 && in > 1 && out > 1;
+    return aligns_corners ? (float) (out - 1) / (float) (in - 1) : (float) out / (float) in;
 }
 
 static int64_t gcudai_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
@@ -30264,8 +30264,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     }
     gcudai_cuda_set_shared(cu, y->op, &args);
     gcudai_nvtx_push(y);
-    const gcuda_status st = cu->cancel.callback != NULL && !cu->is_captured ? gcudai_cuda_run_chunked(cu, y, &args)
-                                                                            : gcudai_cuda_run_args(cu, y, &args);
+    const bool is_chunked = cu->cancel.callback != NULL && !cu->is_captured;
+    const gcuda_status st = is_chunked ? gcudai_cuda_run_chunked(cu, y, &args) : gcudai_cuda_run_args(cu, y, &args);
     gcudai_nvtx_pop();
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(y) ? st : gcudai_cuda_fail_node(cu, st, y);
 }
@@ -33986,8 +33986,8 @@ static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gc
     const cudaStream_t own = cu->stream;
     GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
     cu->stream = stream;
-    const gcuda_status st = recording == GCUDAI_CUDA_RECORD_NOTHING ? gcudai_cuda_plan_eager(cu, plan)
-                                                                    : gcudai_cuda_plan_in_line(cu, plan, recording);
+    const bool is_eager = recording == GCUDAI_CUDA_RECORD_NOTHING;
+    const gcuda_status st = is_eager ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, recording);
     cu->stream = own;
     const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -34236,8 +34236,10 @@ static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda_snapshot snapshot;
     if (graph != NULL) {
         GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
-        return gcudai_cuda_same_shapes(&plan->snapshot, &snapshot) ? gcudai_cuda_plan_rebind(cu, plan, &snapshot)
-                                                                   : gcudai_cuda_plan_remake(cu, plan, &snapshot);
+        if (gcudai_cuda_same_shapes(&plan->snapshot, &snapshot)) {
+            return gcudai_cuda_plan_rebind(cu, plan, &snapshot);
+        }
+        return gcudai_cuda_plan_remake(cu, plan, &snapshot);
     }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
@@ -40562,10 +40564,12 @@ static gcuda_status gcudai_gguf_choose_sched(struct gcudai_gguf_loading * l) {
 
 // A buffer type for every item.
 static gcuda_status gcudai_gguf_choose(struct gcudai_gguf_loading * l) {
-    const gcuda_backend_buffer_type_t only = l->params.backend != NULL
-                                                 ? gcuda_backend_get_default_buffer_type(l->params.backend)
-                                             : l->params.sched == NULL ? gcuda_backend_cpu_buffer_type()
-                                                                       : NULL;
+    gcuda_backend_buffer_type_t only = NULL;
+    if (l->params.backend != NULL) {
+        only = gcuda_backend_get_default_buffer_type(l->params.backend);
+    } else if (l->params.sched == NULL) {
+        only = gcuda_backend_cpu_buffer_type();
+    }
     for (size_t i = 0; i < l->g->n_tensors; ++i) {
         struct gcudai_gguf_item * item = &l->items[i];
         if (item->t == NULL) { continue; }
