@@ -20476,8 +20476,8 @@ static struct gcuda_tensor * gcudai_linear_attn(
     const int64_t * x = src[0]->ne;
     const int64_t n_states = gcudai_product(x[0], src[n - 1]->ne[1], 1, 1);
     int64_t n_rows = 0;
-    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), gcudai_add_i64(x[2], n_states, &n_rows) ? n_rows : -1, 1,
-        1 };
+    const bool is_ok = gcudai_add_i64(x[2], n_states, &n_rows);
+    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), is_ok ? n_rows : -1, 1, 1 };
     return gcudai_op_new(ctx, op, GCUDA_TYPE_F32, ne, src, n);
 }
 
@@ -21922,11 +21922,14 @@ struct gcudai_grad_row {
     unsigned stop;                                                     // sources that no gradient reaches
 };
 #define gcudai_none_grad NULL
-static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = { { NULL, 0 },
+// clang-format off
+static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = {
+    { NULL, 0 },
 #define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, ...) { gcudai_##grad##_grad, stop },
     GCUDA_OPS(X)
 #undef X
 };
+// clang-format on
 
 static const struct gcudai_grad_row * gcudai_grad_of(enum gcuda_op op) {
     return gcudai_op_row(op) != NULL && gcudai_grads[op].grad != NULL ? &gcudai_grads[op] : NULL;
@@ -28537,11 +28540,18 @@ static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) 
     static const struct {
         const char * name;
         int wanted;
-    } names[] = { { "", 0 }, { "own", 1 + GCUDAI_CUDA_MM_PLAIN }, { "tile", 1 + GCUDAI_CUDA_MM_TILE },
-        { "vector", 1 + GCUDAI_CUDA_MM_VEC }, { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA },
-        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS }, { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
-        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", 1 + GCUDAI_CUDA_MM_GEMM },
-        { "bytes", 1 + GCUDAI_CUDA_MM_INT8 } };
+    } names[] = {
+        { "", 0 },
+        { "own", 1 + GCUDAI_CUDA_MM_PLAIN },
+        { "tile", 1 + GCUDAI_CUDA_MM_TILE },
+        { "vector", 1 + GCUDAI_CUDA_MM_VEC },
+        { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA },
+        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS },
+        { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 },
+        { "gemm", 1 + GCUDAI_CUDA_MM_GEMM },
+        { "bytes", 1 + GCUDAI_CUDA_MM_INT8 },
+    };
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
@@ -30558,13 +30568,16 @@ static const struct gcudai_cuda_turns gcudai_cuda_gated_turns = { gcudai_cuda_li
 //   FLASH_ATTN_EXT_BACK                                       its results are one row
 //   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
 //   CUSTOM                                                    the caller's kernels
-static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = { { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
+// clang-format off
+static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = {
+    { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, \
     shared, pack, cut)                                                                                            \
     { GCUDA_OP_##ID, GCUDAI_CUT_OF_##cut(args) },
     GCUDA_OPS(X)
 #undef X
 };
+// clang-format on
 
 static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
     return gcudai_cuda_cuts[op].arrays[0].rule != NULL ? &gcudai_cuda_cuts[op] : NULL;
@@ -36599,12 +36612,19 @@ struct gcudai_selftest_case {
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
     int forced;
 };
-static const struct gcudai_selftest_case gcudai_selftest_cases[] = { { "copies", gcudai_selftest_copy, 0 },
-    { "conversions", gcudai_selftest_convert, 0 }, { "rows", gcudai_selftest_rows, 0 },
-    { "joined rows", gcudai_selftest_joined, 0 }, { "elements", gcudai_selftest_elements, 0 },
-    { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 },
-    { "soft_max", gcudai_selftest_soft_max, 0 }, { "sums", gcudai_selftest_sums, 0 },
-    { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 }, { "rope", gcudai_selftest_rope, 0 },
+static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
+    { "copies", gcudai_selftest_copy, 0 },
+    { "conversions", gcudai_selftest_convert, 0 },
+    { "rows", gcudai_selftest_rows, 0 },
+    { "joined rows", gcudai_selftest_joined, 0 },
+    { "elements", gcudai_selftest_elements, 0 },
+    { "gates", gcudai_selftest_gates, 0 },
+    { "norms", gcudai_selftest_norm, 0 },
+    { "soft_max", gcudai_selftest_soft_max, 0 },
+    { "sums", gcudai_selftest_sums, 0 },
+    { "losses", gcudai_selftest_loss, 0 },
+    { "sorting", gcudai_selftest_sort, 0 },
+    { "rope", gcudai_selftest_rope, 0 },
     { "products", gcudai_selftest_products, 0 },
     { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
     { "quantized products", gcudai_selftest_quantized, 0 },
@@ -36614,12 +36634,17 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = { { "copies",
     { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
     { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
     { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },
-    { "experts of floats of a token", gcudai_selftest_float_token, 0 }, { "attention", gcudai_selftest_attention, 0 },
+    { "experts", gcudai_selftest_experts, 0 },
+    { "experts of a token", gcudai_selftest_token, 0 },
+    { "experts of floats of a token", gcudai_selftest_float_token, 0 },
+    { "attention", gcudai_selftest_attention, 0 },
     { "convolution", gcudai_selftest_conv, 0 },
     { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
-    { "pooling", gcudai_selftest_pool, 0 }, { "recurrences", gcudai_selftest_recurrence, 0 },
-    { "state spaces", gcudai_selftest_scan, 0 }, { "triangular systems", gcudai_selftest_triangle, 0 } };
+    { "pooling", gcudai_selftest_pool, 0 },
+    { "recurrences", gcudai_selftest_recurrence, 0 },
+    { "state spaces", gcudai_selftest_scan, 0 },
+    { "triangular systems", gcudai_selftest_triangle, 0 },
+};
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
 struct gcudai_selftest { // the graph on one backend
@@ -39032,9 +39057,20 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_reason(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input",
-        "reads weight", "offloaded with weight", "like the node before", "like the node after",
-        "has most of its sources", "preferred, in the same memory", "is read there", "is read nowhere" };
+    static const char * const words[] = {
+        "unassigned",
+        "as the caller says",
+        "has memory there",
+        "is an input",
+        "reads weight",
+        "offloaded with weight",
+        "like the node before",
+        "like the node after",
+        "has most of its sources",
+        "preferred, in the same memory",
+        "is read there",
+        "is read nowhere",
+    };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
@@ -40044,12 +40080,11 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
 
 // Value types that are neither string nor array: their C types.
 // clang-format off
-#define GCUDAI_GGUF_NUMBERS(X)                              \
-    X(u8,  UINT8,   uint8_t)   X(i8,  INT8,    int8_t)      \
-    X(u16, UINT16,  uint16_t)  X(i16, INT16,   int16_t)     \
-    X(u32, UINT32,  uint32_t)  X(i32, INT32,   int32_t)     \
-    X(u64, UINT64,  uint64_t)  X(i64, INT64,   int64_t)     \
-    X(f32, FLOAT32, float)     X(f64, FLOAT64, double)
+#define GCUDAI_GGUF_NUMBERS(X)                                                       \
+    X(u8,  UINT8,  uint8_t)   X(i8,  INT8,  int8_t)                                  \
+    X(u16, UINT16, uint16_t)  X(i16, INT16, int16_t)                                 \
+    X(u32, UINT32, uint32_t)  X(i32, INT32, int32_t)  X(f32, FLOAT32, float)         \
+    X(u64, UINT64, uint64_t)  X(i64, INT64, int64_t)  X(f64, FLOAT64, double)
 // clang-format on
 
 #define GCUDAI_GGUF_GET(name, ID, ctype)                                                                         \

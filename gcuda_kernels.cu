@@ -19254,12 +19254,14 @@ static bool tensor_map_of(
 //             swizzle, wgmma descriptor d_desc_k_128. A step of 64 elements of all columns is contiguous. The two
 //             blocks of a cluster have the same columns and different rows: each loads half of a step by TMA multicast
 //   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
-// The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four
-// groups, in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is
-// free within 64. F32 is multiplied as TF32: a TF32 number takes the place of two F16 elements and words keep their
-// positions. Split-K: with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel
-// reduces them. With few columns decoding dominates, and in 61 % of the cycles none of eight warps can issue (ncu,
-// H200). For 64 columns and quantized weights two blocks share an SM, and sixteen warps decode.
+//   order     of k within 128 elements: free if both operands agree. Lane l of a warp decodes group l % 4 of the four
+//             groups, in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats
+//             the order is free within 64
+//   F32       multiplied as TF32: a TF32 number takes the place of two F16 elements, and words keep their positions
+//   split-K   with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel reduces
+//             them
+// With few columns decoding dominates: in 61 % of the cycles none of eight warps can issue (ncu, H200). For 64 columns
+// and quantized weights two blocks share an SM, and sixteen warps decode.
 //   shared  up to 226 KiB
 //   floor   a once per TN columns; packed b (2 bytes per element) once per 256 rows, from L2
 #define WG_ROWS 128
