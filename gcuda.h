@@ -309,7 +309,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //                         default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128 columns
-//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the header nvtx3
+//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the nvtx3 headers
 //   GCUDA_KERNEL_API      prefix of the launchers' declarations; default extern
 //   GCUDA_NO_GGUF         leave the reader and writer of GGUF files out (>>gguf); the header then needs no <stdio.h>
 //   GCUDA_NO_ENV          never read environment variables; at run time: gcuda_use_environment
