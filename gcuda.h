@@ -319,15 +319,15 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //                         default of gcuda_cuda_params.peer_max_batch for devices without NVLink; 128 columns
-//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the header nvtx3
+//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the nvtx3 headers
 //   GCUDA_KERNEL_API      prefix of the launchers' declarations; default extern
 //   GCUDA_NO_GGUF         leave the reader and writer of GGUF files out (>>gguf); the header then needs no <stdio.h>
 //   GCUDA_NO_ENV          never read environment variables; at run time: gcuda_use_environment
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 //
 // These leave out CUDA kernels, for faster compilation and a smaller program. Define the same ones for gcuda_kernels.cu
-// and for the implementation: gcuda_backend_supports_op then names the switch that a node needs. The CPU keeps
-// everything.
+// and for the implementation: gcuda_backend_supports_op then names the switch that a node needs.
+// The CPU keeps everything.
 //
 //   GCUDA_KERNEL_NO_<TYPE>       one element type: BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS
 //   GCUDA_KERNEL_NO_K_QUANTS     Q2_K ... Q6_K
@@ -519,8 +519,8 @@ typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text
 
 // Sets the log callback of the process; NULL, the default: no log, or that of GCUDA_LOG (>>config). The callback gets
 // whole lines of level min_level and above, from any thread, one at a time. It may call getters and gcuda_log_set,
-// whose own log lines are dropped. It must not make, compute or free anything, because the call that logs may hold
-// locks.
+// whose own log lines are dropped. It must not make, compute or free anything,
+// because the call that logs may hold locks.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
 // Host memory callbacks. alloc returns `size` bytes aligned to `alignment` (always 64), or NULL. free gets the same
@@ -612,8 +612,8 @@ enum gcuda_type {
 };
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
 // n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with
-// 4-bit codes, byte j of qs holds element j in its low nibble and element j + 16 in its high one. Bit j of qh belongs
-// to element j.
+// 4-bit codes, byte j of qs holds element j in its low nibble and element j + 16 in its high one.
+// Bit j of qh belongs to element j.
 struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
 struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
 struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
@@ -638,8 +638,8 @@ struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gc
 struct gcuda_block_q8_k { float d; int8_t qs[256]; int16_t bsums[16]; }; // bsums: sums of 16 codes each
 struct gcuda_block_iq4_xs { gcuda_fp16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
 
-// 256 elements in groups of 8 or 4. A group's code is an index into a codebook; signs are stored separately. No host
-// quantizer.
+// 256 elements in groups of 8 or 4. A group's code is an index into a codebook; signs are stored separately.
+// No host quantizer.
 struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 codes, then 4 x 7 bits sign, 4 bits scale
 struct gcuda_block_iq2_xs { gcuda_fp16_t d; uint16_t qs[32]; uint8_t scales[8]; };
 struct gcuda_block_iq2_s { gcuda_fp16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
@@ -671,8 +671,8 @@ GCUDA_API size_t gcuda_row_size(
     enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
 GCUDA_API bool gcuda_is_quantized(enum gcuda_type type);
 
-// Conversions to and from 16-bit floats: to nearest, ties to even; NaN stays NaN. _row: n elements; x and y do not
-// overlap.
+// Conversions to and from 16-bit floats: to nearest, ties to even; NaN stays NaN.
+// _row: n elements; x and y do not overlap.
 GCUDA_API float gcuda_fp16_to_fp32(gcuda_fp16_t x);
 GCUDA_API gcuda_fp16_t gcuda_fp32_to_fp16(float x);
 GCUDA_API float gcuda_bf16_to_fp32(gcuda_bf16_t x);
@@ -711,8 +711,8 @@ struct gcuda_init_params {
 // Building a graph in the context fails with that first message until gcuda_context_clear_error.
 GCUDA_API struct gcuda_context * gcuda_init(struct gcuda_init_params params);
 GCUDA_API void gcuda_free(struct gcuda_context * ctx); // NULL is allowed; frees no backend buffers
-// Removes all tensors, graphs and errors. Their pointers are invalid then. Keeps the memory; of a grown arena, the
-// largest block.
+// Removes all tensors, graphs and errors. Their pointers are invalid then.
+// Keeps the memory; of a grown arena, the largest block.
 GCUDA_API void gcuda_reset(struct gcuda_context * ctx);
 GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx);       // bytes in use; 0 for NULL
 GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx);   // bytes of the arena; 0 for NULL
@@ -720,8 +720,8 @@ GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // olde
 GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // bytes; 0: no tensor
 GCUDA_API bool gcuda_get_no_alloc(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc);
-// Status and message of the first error since gcuda_init, gcuda_reset or gcuda_context_clear_error; SUCCESS and "" if
-// none.
+// Status and message of the first error since gcuda_init, gcuda_reset or gcuda_context_clear_error;
+// SUCCESS and "" if none.
 GCUDA_API gcuda_status gcuda_context_status(const struct gcuda_context * ctx);
 GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx);
 GCUDA_API void gcuda_context_clear_error(struct gcuda_context * ctx);
@@ -763,8 +763,8 @@ GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // ""
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name);
 GCUDA_API struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char * fmt, ...); // as printf
 // INPUT: the program sets the tensor before every run. Graph allocators place it before all nodes and reuse its memory
-// after its last reader, so a value set once does not survive the first run. Allocate weights and caches before the
-// graph instead.
+// after its last reader, so a value set once does not survive the first run.
+// Allocate weights and caches before the graph instead.
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 // OUTPUT: the program reads the tensor after a run. Its memory is not reused and no fusion skips it; without the flag a
 // tensor that a node reads may have been overwritten by the end of the run.
@@ -867,8 +867,8 @@ struct gcuda_array {
 //   family    GCUDA_KERNEL_NO_FAMILY leaves its kernels out; BASE: always compiled
 //   index     yes: reports indices out of range to args.bad_index; promise: only if the node promises n_kv_max
 //   shared    yes: kernels may use args.max_shared bytes of shared memory
-//   pack      operand that is packed first, as kernels accept fewer strides: rows: args.norm.x, kernel:
-//             args.conv.kernel
+//   pack      operand that is packed first, as kernels accept fewer strides:
+//             rows: args.norm.x, kernel: args.conv.kernel
 //   cut       GCUDAI_CUT_OF_CUT: how a node is cut into slices of its result (>>impl-cuda-cancel); whole: never
 #define GCUDAI_OP_NONE 0
 #define GCUDAI_OP_REUSE 1
@@ -1297,8 +1297,8 @@ GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, stru
 // >>op:custom -----------------------------------------------------------------------------------------
 // An operation of the caller on host data. fun is called n_tasks times, as task ith of nth, on any thread and in any
 // order. It reads dst->src[] and writes its share of dst. It returns no status: the caller keeps errors in userdata.
-//   n_tasks   calls of fun, at least 1. GCUDA_N_TASKS_MAX: 64, whatever the number of threads, so that results do not
-//             depend on it
+//   n_tasks   calls of fun, at least 1. GCUDA_N_TASKS_MAX: 64, whatever the number of threads,
+//             so that results do not depend on it
 //   args      up to 10 sources, which become dst->src[]; of the inplace functions up to 9, after a
 //   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
 //   fails     NULL, and ctx keeps the error: fun NULL, n_tasks or n_args out of range
@@ -1399,8 +1399,8 @@ GCUDA_API struct gcuda_tensor * gcuda_cont_4d(
 //                    have any rows if it is contiguous. To the same type: block by block, any strides. Backends refuse
 //                    a result type without a quantizer
 //   returns          a view of b; cast: a new contiguous tensor of the given type with the shape of a
-//   fails            NULL: numbers of elements differ, no conversion between the types, rows with part of a block, b
-//                    overlaps itself
+//   fails            NULL: numbers of elements differ, no conversion between the types,
+//                    rows with part of a block, b overlaps itself
 GCUDA_API struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type);
 
@@ -1437,8 +1437,8 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
 //
 //   a        [n, m, B2, B3]  any type but integers, packed rows. Rows without an index keep their content
 //   b        [n, R, B2, B3]  F32, F16 or BF16, packed rows
-//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Several rows with one index: the last one is
-//                            written
+//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3.
+//                            Several rows with one index: the last one is written
 //   returns  a view of a
 //   fails    NULL: other shapes or types. A row with an index out of range is not written, and the graph ends with
 //            INVALID_DATA
@@ -1446,8 +1446,8 @@ GCUDA_API struct gcuda_tensor * gcuda_set_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
-// A copy of a in which b replaces a region. Element [i0, i1, i2, i3] of b goes to this byte of the result (nb0 is the
-// type size):
+// A copy of a in which b replaces a region. Element [i0, i1, i2, i3] of b goes to this byte of the result,
+// with nb0 the type size:
 //     offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3
 //
 //   a        any type, contiguous
@@ -1789,8 +1789,8 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(
 //   SWIGLU_OAI    x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit); S as in gcuda_unary
 //
 //   a, b     F32, F16 or BF16, rows packed; a and b of one shape
-//   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...]. The last element of rows of odd length is not
-//            used
+//   returns  type of a, [ne0/2, ...], contiguous; with b: [ne0, ...].
+//            The last element of rows of odd length is not used
 //
 // Its list: number, and the kind of GCUDA_OP_UNARY that f is; COUNT: the gate is no product of such an f with g.
 // clang-format off
@@ -1953,8 +1953,8 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float eps);
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-// Normalizes each group of channels of an image to mean 0 and variance 1: Wu, He 2018, arXiv:1803.08494, without gain
-// and bias.
+// Normalizes each group of channels of an image to mean 0 and variance 1:
+// Wu, He 2018, arXiv:1803.08494, without gain and bias.
 //
 //   a        [W, H, C, N]  F32, F16 or BF16, packed rows
 //   n_groups at least 1; a group has ceil(C / n_groups) channels, the last one the rest
@@ -1998,8 +1998,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gc
 //   a        F32, F16 or BF16, any strides
 //   returns  type and shape of a, contiguous
 //   accuracy the CPU adds in double, in order. CUDA adds blocks of up to 8192 elements in F32 as a tree, and the blocks
-//            in double; a block whose sums overflow F32 is added in double too. An element affects only the sums from
-//            its index on
+//            in double; a block whose sums overflow F32 is added in double too.
+//            An element affects only the sums from its index on
 GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
 // >>op:argmax -----------------------------------------------------------------------------------------
@@ -2023,8 +2023,8 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(
 // Softmax of each row:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask. If all w of a row are
 // -inf, it becomes zeros.
 //   slope    1; with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409
-//   sinks    one more term per head in maximum and sum, unscaled, without an element in the result: Xiao et al. 2023,
-//            arXiv:2309.17453
+//   sinks    one more term per head in maximum and sum, unscaled, without an element in the result:
+//            Xiao et al. 2023, arXiv:2309.17453
 //
 //   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
 //   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
@@ -2284,15 +2284,15 @@ struct gcuda_mul_mat_epilogue {
 };
 
 // Launchers only: float rows as F16, with a power of two taken out of a row that F16 could not hold, or only with a
-// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1. Then the way back, for rows of
-// F32.
+// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1.
+// Then the way back, for rows of F32.
 struct gcuda_half_rows_args {
     struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for the way back (x: no data)
     float * scale;           // one per row, counted over dimensions 1, 2, 3
 };
 
-// Launchers only: where the matrices of a product are, one for each matrix of y (dimension 3 outside of 2), as cuBLAS
-// takes them.
+// Launchers only: where the matrices of a product are, one for each matrix of y (dimension 3 outside of 2),
+// as cuBLAS takes them.
 struct gcuda_matrix_pointers_args {
     struct gcuda_array a, b, y; // as of gcuda_mul_mat
     const void ** to_a;         // these three: arrays on the device
@@ -2308,8 +2308,8 @@ struct gcuda_matrix_pointers_args {
 //   b        [K, nb, T]  activations of T tokens: nb = 1: one for all experts of a token; nb = U: one for each. Types
 //                        as b of gcuda_mul_mat
 //   ids      [U, T]      I32, rows packed; an expert may appear more than once
-//   returns  [M, U, T]   F32, contiguous. A row whose id is outside 0..E-1 is zero, and the graph ends with
-//                        INVALID_DATA
+//   returns  [M, U, T]   F32, contiguous. A row whose id is outside 0..E-1 is zero,
+//                        and the graph ends with INVALID_DATA
 //   accuracy CPU: as for gcuda_mul_mat. CUDA rounds activations; with GCUDA_PREC_F32 (gcuda_mul_mat_set_prec) it does
 //            not, which is slower.
 //            experts      many tokens                       few tokens
@@ -2425,8 +2425,8 @@ GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tenso
 #define GCUDA_FLASH_ATTN_GATHER 4096
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t n);
 // Sets the sinks of a flash_attn_ext node: one more logit per head in the softmax, without a row of v. sinks [H] F32,
-// F16 or BF16; NULL removes them. INVALID_ARGUMENT, and nothing changes: a is no flash_attn_ext, sinks of another type
-// or size.
+// F16 or BF16; NULL removes them. INVALID_ARGUMENT, and nothing changes:
+// a is no flash_attn_ext, sinks of another type or size.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:flash_attn_ext_back ----------------------------------------------------------------------------
@@ -2444,11 +2444,11 @@ GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, s
 //            and v; both must be finite where some query sees it
 //   y, dy    [DV, H, N, S]  float; the result of flash_attn_ext and its gradient; any strides but the first
 //   returns  one row of F32: dq, dk, dv and, with sinks, dsinks, packed, in this order, each in the shape of its
-//            source. Views: gcuda_flash_attn_ext_back_part. The mask gets no gradient. A token that sees no position
-//            adds nothing
+//            source. Views: gcuda_flash_attn_ext_back_part. The mask gets no gradient.
+//            A token that sees no position adds nothing
 //   bits     equal in every run on a device: no sum depends on the order in which threads or blocks run
-//   fails    NULL, and ctx keeps the error: what flash_attn_ext refuses, other shapes of y or dy, k or v of another
-//            type
+//   fails    NULL, and ctx keeps the error: what flash_attn_ext refuses,
+//            other shapes of y or dy, k or v of another type
 struct gcuda_flash_attn_ext_back_args {
     struct gcuda_array q, k, v, y, dy, mask, sinks; // mask.data, sinks.data NULL: absent
     struct gcuda_array dq, dk, dv, dsinks;          // packed; dsinks.data NULL: no sinks
@@ -2540,8 +2540,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 // Sets the precision of a node of conv_2d_direct or conv_transpose_2d. By default a GPU may round patches to F16 with
 // F16 weights, patches and weights to TF32 with others; GCUDA_PREC_F32 forbids that. node NULL: SUCCESS, no effect.
-// INVALID_ARGUMENT, and nothing changes: a node of another operation (gcuda_conv_2d returns a CONT node), an unknown
-// precision.
+// INVALID_ARGUMENT, and nothing changes: a node of another operation (gcuda_conv_2d returns a CONT node),
+// an unknown precision.
 GCUDA_API gcuda_status gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // Convolutions through im2col and mul_mat:
@@ -2618,8 +2618,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Maximum (MAX) or mean (AVG) of windows of k0 elements along rows.
 //   MAX      ignores padding and NaN. NaN if the window has NaN only, -FLT_MAX if it has padding only
-//   AVG      divides by the number of window elements inside the row (pool_2d: by k0 * k1). 0 if the window has padding
-//            only
+//   AVG      divides by the number of window elements inside the row (pool_2d: by k0 * k1).
+//            0 if the window has padding only
 //
 //   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
@@ -2666,8 +2666,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 //
 //   a        float; any strides
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
-//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, an extent from an
-//            empty dimension
+//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR,
+//            factor < 2, an extent from an empty dimension
 enum gcuda_scale_mode {
     GCUDA_SCALE_MODE_NEAREST = 0,
     GCUDA_SCALE_MODE_BILINEAR = 1,
@@ -2723,8 +2723,8 @@ struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
     int32_t * bad_index; // launchers: a word of device memory that becomes 1 if an index is out of range, or NULL
     void * scratch;      // launchers: gcuda_ssm_scan_scratch_bytes
-    // Launchers may compute some of the tokens at a time, in order. Then y is [P, H, T, S] with any nb[3], and last
-    // gets the states.
+    // Launchers may compute some of the tokens at a time, in order.
+    // Then y is [P, H, T, S] with any nb[3], and last gets the states.
     struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is the operation's result
     bool is_begun;           // the initial states are read from last instead of s
 };
@@ -2879,8 +2879,8 @@ GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const str
 // the length of the whole text without the terminator, and writes at most size bytes with it, as snprintf does.
 GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
 GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
-// Graphviz source into memory, with size and result as for gcuda_graph_to_text, or into a file (IO: it cannot be
-// written).
+// Graphviz source into memory, with size and result as for gcuda_graph_to_text,
+// or into a file (IO: it cannot be written).
 GCUDA_API size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t size);
 GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename);
 
@@ -2888,8 +2888,8 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 // >>autodiff   backward graphs, gradients
 // =====================================================================================================
 
-// Appends the nodes that compute d loss / d x, for every node x that depends on a parameter. Reverse-mode
-// differentiation.
+// Appends the nodes that compute d loss / d x, for every node x that depends on a parameter.
+// Reverse-mode differentiation.
 //   ctx        context of the new nodes
 //   graph      made with grads; has one or more losses (gcuda_set_loss) that depend on parameters (gcuda_set_param).
 //              The gradient of several losses is that of their sum
@@ -2901,8 +2901,8 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 GCUDA_API gcuda_status gcuda_build_backward_expand(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
 // Sets accumulators of gradients to 0, those of losses to 1, and the moments m and v of AdamW steps to 0. Call it after
-// allocation, before the first run, and whenever accumulation starts again. INVALID_ARGUMENT: graph NULL or made
-// without grads.
+// allocation, before the first run, and whenever accumulation starts again.
+// INVALID_ARGUMENT: graph NULL or made without grads.
 GCUDA_API gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph);
 // Gradient of a node, and its accumulator. NULL: it has none.
 GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
@@ -2914,8 +2914,8 @@ GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
 //   ctx       context of the new nodes
 //   max_norm  above 0
 //   norm      NULL, or *norm becomes a scalar F32 tensor: the norm before clipping
-//   fails     INVALID_ARGUMENT: graph made without grads, no parameter has a gradient, max_norm out of range; the error
-//             of ctx
+//   fails     INVALID_ARGUMENT: graph made without grads, no parameter has a gradient, max_norm out of range;
+//             the error of ctx
 GCUDA_API gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
 
@@ -2948,10 +2948,10 @@ GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor);
 
 // Graph allocator: places the tensors of a graph so that tensors with overlapping lifetimes do not overlap in memory.
-// Tensors that have data already are not moved. Used by one thread at a time. After a failure it can be used again or
-// freed.
-//   leafs     memory is reused after the last reader, also that of INPUT tensors, which are placed first: set them
-//             before every run
+// Tensors that have data already are not moved. Used by one thread at a time.
+// After a failure it can be used again or freed.
+//   leafs     memory is reused after the last reader, also that of INPUT tensors, which are placed first:
+//             set them before every run
 //   results   memory is reused after the last reader, unless gcuda_set_output marks the tensor
 //   views     keep their owner alive until their last reader, also those of gcuda_view_tensor
 //   refused   INVALID_ARGUMENT names tensors without contents: a source that no earlier node computes; a leaf of
@@ -2979,8 +2979,8 @@ GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
-// A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no
-// buffer.
+// A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one).
+// Allocates no buffer.
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
     const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
 // Gives every tensor its address. Allocates nothing if the graph has the structure of the reserved one and no tensor is
@@ -3198,8 +3198,8 @@ GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_b
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
 // Combines several buffers, none of them NULL, into one object, which owns them: free, clear, reset and set_usage apply
-// to all. Tensors stay in the parts; none can be placed in the combined object. NULL: out of memory, and the buffers
-// are freed.
+// to all. Tensors stay in the parts; none can be placed in the combined object.
+// NULL: out of memory, and the buffers are freed.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
     gcuda_backend_buffer_t * buffers, size_t n_buffers);
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
@@ -3280,8 +3280,8 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend);
 // ---- events ----
 // An event marks a point in the queued work of a backend. Before its first record it counts as reached. Free events
 // after their last use, before gcuda_shutdown.
-//   record       marks the end of all work queued on the backend, which is on the event's device; replaces an earlier
-//                mark
+//   record       marks the end of all work queued on the backend, which is on the event's device;
+//                replaces an earlier mark
 //   wait         later work of the backend, which may be another one, starts after the mark; only enqueues
 //   synchronize  the host waits for the mark
 //   query        *done: whether the mark was reached; does not wait
@@ -3361,8 +3361,8 @@ typedef bool (*gcuda_backend_eval_callback)(
     int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
 // Computes the graph node by node on both backends, each with its own earlier results, and calls back after every node
 // that is not a view operation. With test_nodes (n_test_nodes of them) the whole graph is computed at once and only
-// these nodes are compared: their memory must not be reused (gcuda_set_output). INVALID_ARGUMENT: a test node is not in
-// the graph.
+// these nodes are compared: their memory must not be reused (gcuda_set_output).
+// INVALID_ARGUMENT: a test node is not in the graph.
 GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
@@ -3379,8 +3379,8 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 
 // The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on
 // any threads and in any order, and returns when all jobs have returned. The thread that computes a graph calls it for
-// each phase of a node longer than about 10 us, with at most n_threads jobs. Its return is the barrier before the next
-// phase.
+// each phase of a node longer than about 10 us, with at most n_threads jobs.
+// Its return is the barrier before the next phase.
 //   deadlock    jobs never wait for each other. They share the work in chunks of at most about 1 ms. Fewer threads than
 //               jobs, or the calling thread alone, compute the same results, only later
 //   nesting     no lock is held: several threads may compute graphs on one such pool, also inside a job (a custom
@@ -3415,8 +3415,8 @@ struct gcuda_threadpool_params {
     // with a profiler or an engine; several threads may call it concurrently. NULL: no call
     void (*on_start)(void * data, int index);
     void * on_start_data;
-    // Not NULL: the pool has no threads, and of the fields above only n_threads counts. UNSUPPORTED with
-    // GCUDA_NO_THREADS
+    // Not NULL: the pool has no threads, and of the fields above only n_threads counts.
+    // UNSUPPORTED with GCUDA_NO_THREADS
     gcuda_parallel_for parallel_for;
     void * parallel_for_data; // its `user`
 };
@@ -3446,8 +3446,8 @@ typedef bool (*gcuda_abort_callback)(void * data);
 // The setters below return INVALID_ARGUMENT for a backend of another kind.
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL: out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
-// Threads per graph, including the caller's, at most GCUDA_MAX_N_THREADS; <= 0: the pool's number, otherwise the
-// default.
+// Threads per graph, including the caller's, at most GCUDA_MAX_N_THREADS;
+// <= 0: the pool's number, otherwise the default.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads);
 // A pool for later graphs; it stays the caller's and must outlive the backend's use. The previous one is paused. NULL:
 // the backend makes a pool itself.
@@ -3456,19 +3456,19 @@ GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend,
 // custom operation is not interrupted. NULL: no callback.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
-// For debugging: each result is searched for NaN and infinity. The first one found fails the graph with the node's
-// name.
+// For debugging: each result is searched for NaN and infinity.
+// The first one found fails the graph with the node's name.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cpu_reg(void);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
-// A buffer over memory of the caller, aligned to 32 bytes, which must outlive it. NULL: misaligned, NULL, or out of
-// memory.
+// A buffer over memory of the caller, aligned to 32 bytes, which must outlive it.
+// NULL: misaligned, NULL, or out of memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
 // Instruction set of all CPU code, conversions of rows included. Default: the best one of this machine, at most that of
 // the environment variable GCUDA_CPU_ISA (scalar, neon, dotprod, avx2, avx512, avx512vnni). Set it for tests, or for
-// equal results on different machines: while no graph runs, and before gcuda_graph_plan. It is valid until
-// gcuda_shutdown.
+// equal results on different machines: while no graph runs, and before gcuda_graph_plan.
+// It is valid until gcuda_shutdown.
 //
 // Results differ between sets in matrix products only, within the documented accuracy. With one set they are
 // bit-identical on all machines of an architecture (x86-64, arm64), if expf and similar functions of the C library are.
@@ -3621,13 +3621,11 @@ struct gcuda_cuda_params {
     // bits, as with gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32). AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: path of all products that support it. Others, and those with row-split weights, take the path
-    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": no
-    // choice.
-    //   mul_mat      "own", "vector", "tile", "warp_groups"  PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
-    //                "cublas", "converted", "halves"
-    //                cuBLAS: operands in place, packed to F32, packed to 16 bits
-    //                "gemm"                                  packed operands, then WGMMA or GEMM
-    //   mul_mat_id   "own", "vector", "warp_groups", "bytes" PLAIN, VEC, WGMMA, INT8
+    // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": none.
+    //   mul_mat      "own", "vector", "tile", "warp_groups"    PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
+    //                "cublas", "converted", "halves"           cuBLAS: operands in place, packed to F32, to 16 bits
+    //                "gemm"                                    packed operands, then WGMMA or GEMM
+    //   mul_mat_id   "own", "vector", "warp_groups", "bytes"   PLAIN, VEC, WGMMA, INT8
     const char * product;
     // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied
     // while the previous ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of
@@ -3700,8 +3698,8 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built. The list ends with a NULL name and is valid until
-// gcuda_shutdown.
+// "gcuda_backend_get_features": how the backend was built.
+// The list ends with a NULL name and is valid until gcuda_shutdown.
 //   ARCHS                       gcuda_kernels_archs
 //   PEER_MAX_BATCH_SIZE         GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 //   USE_GRAPHS, FA_ALL_QUANTS   "1" if compiled in, otherwise not listed
@@ -3805,8 +3803,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 
 // ---- plans: the launches of a graph, computed once ----
 // A graph's first run computes its launches and keeps them as a plan. The second run captures them into a CUDA graph,
-// which later runs launch. A graph that is computed again, or built again, finds its plan by operations, types, shapes
-// and strides.
+// which later runs launch. A graph that is computed again, or built again,
+// finds its plan by operations, types, shapes and strides.
 //
 // If addresses, parameters or sizes declared with gcuda_set_dynamic differ, the affected arguments are changed and the
 // CUDA graph is updated. From a plan's second such change on, only the affected nodes are updated, if they are at most
@@ -3828,8 +3826,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //                        only products read, all in one layout, is written prequantized
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
-//     + rope             with the same rope of up to GCUDA_ROPE_SET_QUERIES elements of queries, before, between or
-//                        after the two
+//     + rope             with the same rope of up to GCUDA_ROPE_SET_QUERIES elements of queries,
+//                        before, between or after the two
 //     + set_rows         with set_rows of values
 //     all three          each may begin with a bias and rms_norm + mul, and end with a Hadamard transform
 //   hadamard             a mul_mat with GCUDA_HINT_SRC0_IS_HADAMARD of 64, 128, 256 or 512
@@ -3902,8 +3900,8 @@ GCUDA_API void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader);
 
 // Enqueue a copy of bytes [offset, offset + size) of the tensor, from data (upload) or to it (download). The tensor is
 // on the uploader's device and not row-split. Its buffer and data must stay valid until the copy has finished, and a
-// mapped file must keep its length. *ticket identifies the copy; ticket may be NULL. query and wait report a failure of
-// the copy itself.
+// mapped file must keep its length. *ticket identifies the copy;
+// ticket may be NULL. query and wait report a failure of the copy itself.
 GCUDA_API gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor,
     const void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
 GCUDA_API gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor,
@@ -3917,12 +3915,12 @@ GCUDA_API gcuda_status gcuda_cuda_upload_query(
 GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
 
 // Later work of the backend starts after the ticket. The host waits until the bytes are in page-locked memory (an
-// upload's data may then be freed), but not for the device. It has to: a stream that waited for copies not queued yet
-// could deadlock.
+// upload's data may then be freed), but not for the device.
+// It has to: a stream that waited for copies not queued yet could deadlock.
 GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
     struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend);
-// Later uploads and downloads start after all queued work of the backend: readers of a tensor to overwrite, writers of
-// one to fetch.
+// Later uploads and downloads start after all queued work of the backend:
+// readers of a tensor to overwrite, writers of one to fetch.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
 // ---- profiling: duration of a backend's nodes, by the device's clock ----
@@ -3992,8 +3990,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are distributed over several devices. gcuda_mul_mat with such a
 // weight, on the main device's backend, computes each device's rows on that device. Experts [K, M, E] for
-// gcuda_mul_mat_id: a device stores the same rows of each expert, so all devices work on every token, whatever its
-// experts.
+// gcuda_mul_mat_id: a device stores the same rows of each expert,
+// so all devices work on every token, whatever its experts.
 //
 //   main_device   device whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: no rows. NULL or all 0: in proportion to the devices' memory
@@ -4002,8 +4000,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 //                 entries than devices, a share that is negative, infinite or NaN
 //
 // Tensors in such a buffer are contiguous, are no views, and are set and read as a whole. Only gcuda_mul_mat (one
-// matrix: ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand, and the main device must have at least
-// one row.
+// matrix: ne[2] = ne[3] = 1) and gcuda_mul_mat_id accept them, as first operand,
+// and the main device must have at least one row.
 //   tensor->data  points to no data; gcuda_backend_cuda_get_split_data returns the addresses
 //   memory        allocated per device when a tensor is placed; boundaries are multiples of 128 rows (64 if no device
 //                 with a share has compute capability 7.0). A backend's memory on other devices counts for its budget
@@ -4091,8 +4089,7 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // gcuda_kernels.o, the CUDA runtime, and one file with GCUDA_IMPLEMENTATION (sizes of types).
 //
 //     struct gcuda_norm_args args = { 0 };
-//     args.x.data = x;
-//     // on the device, F32 [4096, 32]: 32 rows of 4096
+//     args.x.data = x; // on the device, F32 [4096, 32]: 32 rows of 4096
 //     args.x.type = GCUDA_TYPE_F32;
 //     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
 //     args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
@@ -4100,8 +4097,7 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 //     args.y = args.x;
 //     args.y.data = y;
 //     args.eps = 1e-6f;
-//     args.scratch = scratch;
-//     // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+//     args.scratch = scratch; // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
 //     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
 //
 // A launcher with a gcuda_OP_scratch_bytes needs args->scratch: that many bytes of device memory, aligned to 16,
@@ -4111,8 +4107,8 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // Compute capabilities (100 * major + 10 * minor) of the binary code that the current device would run, and of its PTX.
 // Returns a cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
-// Programmatic dependent launch for the launches of one thread, all on one stream. Requires gcuda_has_overlap for the
-// current device.
+// Programmatic dependent launch for the launches of one thread, all on one stream.
+// Requires gcuda_has_overlap for the current device.
 //   LAUNCH    blocks of a kernel that supports it may start while the previous kernel ends
 //   WEIGHTS   products also read weights before the previous kernel has ended, and gcuda_launch_norm_mul its w and b:
 //             no kernel of the series may write them
@@ -4176,15 +4172,14 @@ struct gcuda_chain_args {
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args * args, gcuda_stream stream);
 // sum = x + add;  y = rms_norm(sum) * w + b, with the bits of separate nodes. All F32 in packed rows of one length, at
-//                 most
-// GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
+// most GCUDA_NORM_MUL_MAX elements; rows of add, w and b are repeated.
 #define GCUDA_NORM_MUL_MAX 16384
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
     int form; // 0: y is F32; otherwise a form of gcuda_mul_mat_layout: y is prequantized activations
-    // above 1: x is the sum of n_parts rows, added in order. One row of 513 to 8192 elements, all arrays at multiples
-    // of 16 bytes
+    // Above 1: x is the sum of n_parts rows, added in order. Only for one row of 513 to 8192 elements and arrays at
+    // multiples of 16 bytes.
     int n_parts;
     size_t part_nb; // bytes from one of these rows to the next
 };
@@ -4193,13 +4188,13 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 // is_prequantized set.
 //   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 the limits of n_parts
 //   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a
-//                   multiple of 32 elements that has this space (from 768 elements on); all arrays at multiples of 16
-//                   bytes
+//                   multiple of 32 elements that has this space (from 768 elements on);
+//                   all arrays at multiples of 16 bytes
 //   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and
 //                   sum at multiples of 16 bytes
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
-// The norm of one row and y = a times its result, in one launch with the bits of path VEC: the router of a layer with
-// experts.
+// The norm of one row and y = a times its result, in one launch with the bits of path VEC:
+// the router of a layer with experts.
 //   norm   one row of 513 to 4096 elements, a multiple of 4, form 0, no parts; its result is written too
 //   a      F32 [elements, rows], at most 512 rows at multiples of 16 bytes
 //   y      F32 [rows]. No result overlaps another or an operand
@@ -4358,8 +4353,8 @@ GCUDA_KERNEL_API bool gcuda_has_warp_groups(void); // this build has kernels for
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_scratch_bytes(const struct gcuda_flash_attn_ext_args * args);
 // Classes of the mask's tiles (empty, full, mixed), computed once for several launches with the same mask, tokens and
 // positions. Writes gcuda_flash_attn_ext_mask_classes_bytes to args->mask_classes, device memory that those launches
-// have in their args. It reads shapes, types and the mask of args. 0 bytes: such a launch needs no classes, and nothing
-// is written.
+// have in their args. It reads shapes, types and the mask of args.
+// 0 bytes: such a launch needs no classes, and nothing is written.
 GCUDA_KERNEL_API size_t gcuda_flash_attn_ext_mask_classes_bytes(const struct gcuda_flash_attn_ext_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext_mask_classes(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
@@ -4398,8 +4393,8 @@ GCUDA_KERNEL_API enum gcuda_flash_attn_path gcuda_flash_attn_choose(const struct
 //
 // A scheduler computes one graph on several backends: GPUs, the CPU, third-party backends. Nodes go where their weights
 // are, then where their neighbours are. Consecutive nodes on one backend form a split. Sources in memory that the
-// split's backend cannot read are copied when the split begins. The caller's graph is not changed: its tensors only get
-// memory.
+// split's backend cannot read are copied when the split begins.
+// The caller's graph is not changed: its tensors only get memory.
 //
 //     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
 //     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
@@ -4484,8 +4479,8 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // the inputs: one backend may begin the next run while another works on this one. Each gcuda_backend_sched_alloc_graph
 // then uses the next copy of tensors with the INPUT flag, and waits while that copy's last run is in flight. Splits
 // wait for each other on the devices; the host waits for data that a backend without events (the CPU) reads. Results of
-// the CPU reach a device through page-locked memory of the scheduler, up to 64 MiB per device, without blocking the
-// host.
+// the CPU reach a device through page-locked memory of the scheduler,
+// up to 64 MiB per device, without blocking the host.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
@@ -4493,13 +4488,13 @@ GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sch
 // the scheduler. A tensor that is copied to another backend is filled with 0xFF at the end of
 // gcuda_backend_sched_graph_compute, not after the copy.
 GCUDA_API void gcuda_backend_sched_set_check(gcuda_backend_sched_t sched, bool is_on);
-// Forgets the allocated graph and the choices of gcuda_backend_sched_set_tensor_backend. Call it before their tensors
-// are freed.
+// Forgets the allocated graph and the choices of gcuda_backend_sched_set_tensor_backend.
+// Call it before their tensors are freed.
 GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
 
 // set: the backend of a tensor in graphs that are allocated later, until reset; NULL: by the rules. A graph is refused
-// if the backend does not support the node. get: the backend in the allocated graph, otherwise the caller's choice;
-// NULL: neither.
+// if the backend does not support the node. get: the backend in the allocated graph,
+// otherwise the caller's choice; NULL: neither.
 GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
     gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor, gcuda_backend_t backend);
 GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
@@ -4743,16 +4738,16 @@ GCUDA_API int gcuda_gguf_get_tensor_n_dims(const struct gcuda_gguf_context * g, 
 GCUDA_API size_t gcuda_gguf_get_tensor_size(const struct gcuda_gguf_context * g, int64_t tensor_id);
 GCUDA_API uint64_t gcuda_gguf_get_tensor_offset(const struct gcuda_gguf_context * g, int64_t tensor_id);
 GCUDA_API int gcuda_gguf_get_tensor_part(const struct gcuda_gguf_context * g, int64_t tensor_id);
-// Address of a tensor's data in the mapping, the memory given or the memory read. NULL: the data of a FILE or callback
-// was not read.
+// Address of a tensor's data in the mapping, the memory given or the memory read.
+// NULL: the data of a FILE or callback was not read.
 GCUDA_API const void * gcuda_gguf_get_tensor_data(const struct gcuda_gguf_context * g, int64_t tensor_id);
 // Copies bytes [offset, offset + size) of a tensor to data, from memory, or read from the file or callback.
 GCUDA_API gcuda_status gcuda_gguf_read_tensor(
     const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size);
 
 // ---- loading ----
-// Called on the calling thread, first with done_bytes 0, last with all bytes. Returning false stops loading with status
-// ABORTED.
+// Called on the calling thread, first with done_bytes 0, last with all bytes.
+// Returning false stops loading with status ABORTED.
 typedef bool (*gcuda_gguf_progress_callback_t)(uint64_t done_bytes, uint64_t total_bytes, void * user_data);
 // Returns the buffer type for a tensor of this name, type and shape; NULL: by the rule of gcuda_gguf_load.
 typedef gcuda_backend_buffer_type_t (*gcuda_gguf_choose_callback_t)(
@@ -4827,8 +4822,8 @@ GCUDA_API gcuda_status gcuda_gguf_set_tensor_data(
 GCUDA_API uint64_t gcuda_gguf_get_meta_size(const struct gcuda_gguf_context * g);
 GCUDA_API uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g);
 GCUDA_API gcuda_status gcuda_gguf_get_meta_data(const struct gcuda_gguf_context * g, void * data, size_t size);
-// Writes PATH.part, then renames it, which replaces an existing file. This may be the file that g maps, except on
-// Windows (IO).
+// Writes PATH.part, then renames it, which replaces an existing file.
+// This may be the file that g maps, except on Windows (IO).
 GCUDA_API gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_file_ptr(const struct gcuda_gguf_context * g, FILE * file, bool only_meta);
 GCUDA_API gcuda_status gcuda_gguf_write_to_buffer(
@@ -5655,8 +5650,8 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 // a * b + c is two roundings unless the source says fmaf: else results depend on what a compiler contracts, by its
 // flags and the target of a function. gcc contracts by default outside -std=c99 and the like; clang heeds this unless
 // -ffp-contract=fast is given. The end of the implementation restores what the including file had: gcc, and clang for
-// x86, from a stack. Others have none: clang goes back to its option, MSVC to what its macros say of the option
-// (untested).
+// x86, from a stack. Others have none: clang goes back to its option,
+// MSVC to what its macros say of the option (untested).
 #if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
 #define GCUDAI_HAS_FP_STACK 1
 #else
@@ -6393,8 +6388,8 @@ GCUDAI_SHARED void gcudai_quantize_row_q8_k(const float * x, void * y, int64_t n
 }
 
 // ---- searches for scales; n is at most 32 --------------------------------
-// Codes are numbers here, and a search returns what they are made from: with n known, a kernel keeps all of it in
-// registers.
+// Codes are numbers here, and a search returns what they are made from:
+// with n known, a kernel keeps all of it in registers.
 struct gcudai_affine_rule {
     float start, step; // try (start + step * k + n_max) / (hi - lo) for k = 0 .. n_steps
     int n_steps;
@@ -6816,8 +6811,8 @@ GCUDAI_SHARED void gcudai_quantize_weighted_q5_k(const float * x, void * y, int6
     }
 }
 
-// Q3_K, Q6_K: codes -max .. max - 1 of 16 elements, with the scale as it will be read. With 0, q stays: the codes of
-// the search.
+// Q3_K, Q6_K: codes -max .. max - 1 of 16 elements, with the scale as it will be read.
+// With 0, q stays: the codes of the search.
 GCUDAI_SHARED void gcudai_symmetric_recode(int max, const float * x, gcuda_fp16_t d, int scale_code, float * q) {
     const float scale = gcudai_fp16_to_fp32(d) * (float) scale_code;
     if (scale == 0.0f) { return; }
@@ -7490,8 +7485,8 @@ static void * gcudai_thread_main(void * arg) {
 }
 
 // pthread_create with signals blocked from the thread's first instruction on (a thread inherits its creator's mask).
-// Signals to the process are for the program's own threads; synchronous ones (SIGSEGV and the like) stay unblocked for
-// crash handlers.
+// Signals to the process are for the program's own threads;
+// synchronous ones (SIGSEGV and the like) stay unblocked for crash handlers.
 static int gcudai_thread_create(gcudai_thread * t) {
 #if defined(SIG_SETMASK) // hidden in strict modes when another header came first
     static const int own[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT };
@@ -7996,8 +7991,8 @@ static char * gcudai_label_text(void) {
     return texts[next];
 }
 
-// Name of a tensor in messages: in quotes, if it has one. The text is one of four buffers of this thread. See
-// gcudai_label.
+// Name of a tensor in messages: in quotes, if it has one.
+// The text is one of four buffers of this thread. See gcudai_label.
 static const char * gcudai_quoted(const char * name) {
     if (name[0] == '\0') { return "an unnamed tensor"; }
     char * text = gcudai_label_text();
@@ -8180,8 +8175,8 @@ static void * gcudai_calloc(size_t n, size_t size) {
     return ptr;
 }
 
-// Grows an array to at least n items. Its contents stay, new items are zero. `array` is the address of a pointer of any
-// type.
+// Grows an array to at least n items. Its contents stay, new items are zero.
+// `array` is the address of a pointer of any type.
 static gcuda_status gcudai_array_reserve(void * array, size_t * cap, size_t n, size_t item_size) {
     void * old = NULL;
     if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
@@ -8399,8 +8394,8 @@ static float gcudai_bits_f32(uint32_t bits) {
     return x;
 }
 
-// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24; made that way it survives flush-to-zero modes
-// of the caller.
+// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24;
+// made that way it survives flush-to-zero modes of the caller.
 static float gcudai_fp16_to_fp32(gcuda_fp16_t h) {
     const uint32_t mag = h & 0x7fffu;
     const uint32_t tiny = gcudai_f32_bits((float) (int) mag * (1.0f / 16777216.0f));
@@ -9933,8 +9928,8 @@ static void gcudai_q_blocks_scalar(const float * x, int n, const struct gcudai_q
 }
 
 // ---- expansion of each format, portable ----
-// w: n blocks of the format; q: one byte per element; sc, mn: one per 32 or 16 elements (mn is not written for signed
-// codes)
+// w: n blocks of the format; q: one byte per element;
+// sc, mn: one per 32 or 16 elements (mn is not written for signed codes)
 #define GCUDAI_CODES_ARGS                                                                               \
     const uint8_t *GCUDAI_RESTRICT w, int64_t n, uint8_t *GCUDAI_RESTRICT q, float *GCUDAI_RESTRICT sc, \
         float *GCUDAI_RESTRICT mn
@@ -10372,8 +10367,8 @@ static float gcudai_lane_max(const float * w) {
     return m[0] > m[1] ? m[0] : m[1];
 }
 
-// y = scale * (code - zero) + minimum of n weights, a scale per `group` of them. Signed codes have bit 7 flipped and
-// zero = 128.
+// y = scale * (code - zero) + minimum of n weights, a scale per `group` of them.
+// Signed codes have bit 7 flipped and zero = 128.
 static GCUDAI_INLINE void gcudai_q_values_body(const uint8_t * GCUDAI_RESTRICT q, const float * GCUDAI_RESTRICT sc,
     const float * GCUDAI_RESTRICT mn, int flip, int zero, bool has_min, int n, const int group,
     float * GCUDAI_RESTRICT y) {
@@ -10505,16 +10500,20 @@ GCUDAI_LOOPS(GCUDAI_TARGET_AVX2, avx2)
 
 // out[0..n_cols) += products of n expanded weights with the columns x; n is a multiple of GCUDAI_Q_PAD. center: the
 // mean code of formats with a stored minimum; minimum + scale * center is about the mean weight.
-#define GCUDAI_Q_DOT_ARGS                                                                      \
-    enum gcudai_q_kind kind, const uint8_t *q, const float *sc, const float *mn, float center, \
-        const struct gcudai_q_col *x, int n_cols, int64_t n, float *out
+// clang-format off
+#define GCUDAI_Q_DOT_ARGS                                                                         \
+    enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center, \
+        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out
 typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
-#define GCUDAI_DOT_ARGS enum gcuda_type type, const char *w, const char *const *x, int n_cols, int64_t n, float *out
+#define GCUDAI_DOT_ARGS enum gcuda_type type, const char * w, const char * const * x, int n_cols, int64_t n, float * out
+// clang-format on
 
 // out[0..n_rows) = products of rows of k quantized weights, nb bytes apart, with one column; bit for bit the results of
 // q_dot.
+// clang-format off
 #define GCUDAI_Q_ROWS_ARGS \
-    const uint8_t *w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col *x, float *out
+    const uint8_t * w, size_t nb, int64_t n_rows, int64_t k, const struct gcudai_q_col * x, float * out
+// clang-format on
 typedef void (*gcudai_q_rows_fn)(GCUDAI_Q_ROWS_ARGS);
 // Formats with such a kernel: elements and bytes of a block.
 #define GCUDAI_Q_ROWS(X) \
@@ -10551,8 +10550,8 @@ static void gcudai_q_dot_scalar(GCUDAI_Q_DOT_ARGS) {
 //   few columns    dot products of rows in place
 //   many columns   weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4
 //                  columns ([k][4]); the micro-kernel has MR x 4 n accumulators in registers. With AVX2 in place of
-//                  AVX-512 (gcudai_gemm_avx2 and mr = 24 in gcudai_simds) a prompt in F16 takes 68 % longer, MiniLM in
-//                  F32 12 %
+//                  AVX-512 (gcudai_gemm_avx2 and mr = 24 in gcudai_simds) a prompt in F16 takes 68 % longer,
+//                  MiniLM in F32 12 %
 #define GCUDAI_GEMM_KC 256        // depth of a packed block: a panel of weights stays in the L1 cache
 #define GCUDAI_GEMM_MT 96         // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // rows of a tile where quantized blocks are along m (OUT_PROD)
@@ -10590,8 +10589,8 @@ static void gcudai_dot_scalar(GCUDAI_DOT_ARGS) {
     for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(type, w, x[c], n); }
 }
 
-// Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r]. 16 elements at a time, so that the cache lines written stay
-// in L1.
+// Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r].
+// 16 elements at a time, so that the cache lines written stay in L1.
 static void gcudai_pack_part(
     enum gcuda_type type, const char * w, size_t nb, int r0, int r1, int64_t k0, int64_t k1, int mr, float * out) {
     for (int64_t k = k0; k < k1; k += 16) {
@@ -10813,8 +10812,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     }
 }
 
-// A run is 256 elements of a row, or the rest of the row with n < 8 groups of 32. Calls step(g) with constant g for its
-// n groups.
+// A run is 256 elements of a row, or the rest of the row with n < 8 groups of 32.
+// Calls step(g) with constant g for its n groups.
 #define GCUDAI_RUN(n, step)  \
     if ((n) > 0) { step(0) } \
     if ((n) > 1) { step(1) } \
@@ -10832,7 +10831,9 @@ struct gcudai_avx2_floats { // scales and minima of a run: 8 of each, or 16 if p
 // the first four bytes of the n blocks of a run
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256i gcudai_avx2_heads(const uint8_t * w, int size, int n) {
     __m128i v[2] = { _mm_setzero_si128(), _mm_setzero_si128() };
-#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) *size), (g) % 4);
+// clang-format off
+#define GCUDAI_RUN_STEP(g) v[(g) / 4] = _mm_insert_epi32(v[(g) / 4], (int) gcudai_ld32(w + (g) * size), (g) % 4);
+    // clang-format on
     GCUDAI_RUN(n, GCUDAI_RUN_STEP)
 #undef GCUDAI_RUN_STEP
     return _mm256_set_m128i(v[1], v[0]);
@@ -11166,8 +11167,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_sums4(const __m256 * 
     return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
 }
 
-// Largest magnitudes of four blocks as integers: bits of magnitudes sort like the numbers; infinities and NaN are
-// largest.
+// Largest magnitudes of four blocks as integers: bits of magnitudes sort like the numbers;
+// infinities and NaN are largest.
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m128i gcudai_avx2_amax4(const float * x) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i m[4];
@@ -11357,8 +11358,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
     out[3] += gcudai_avx2_sum(d);
 }
 
-// Products of the n groups of a quantized run with column x from group g0 on: even groups to acc[0], odd groups to
-// acc[1].
+// Products of the n groups of a quantized run with column x from group g0 on:
+// even groups to acc[0], odd groups to acc[1].
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_run(
     enum gcuda_type type, const uint8_t * w, int n, const struct gcudai_q_col * x, int64_t g0, __m256 * acc) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
@@ -12553,8 +12554,8 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
     }
 }
 
-// Packs four columns of k values as [k][4]; nb_k bytes between elements, nb_col between columns; columns from n_cols on
-// are zero.
+// Packs four columns of k values as [k][4]; nb_k bytes between elements, nb_col between columns;
+// columns from n_cols on are zero.
 static void gcudai_pack_quad(
     enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols, int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
@@ -12837,8 +12838,8 @@ static struct gcuda_tensor * gcudai_op_attach(
     return y;
 }
 
-// After a result could not be made: says which operation wanted it, and of what. `before` is the context's error
-// before.
+// After a result could not be made: says which operation wanted it, and of what.
+// `before` is the context's error before.
 static void gcudai_op_blame(
     struct gcuda_context * ctx, enum gcuda_op op, gcuda_status before, struct gcuda_tensor * const * src, int n) {
     char text[GCUDAI_MESSAGE_BYTES];
@@ -12933,8 +12934,8 @@ static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcu
     return gcudai_op_finish_with(ctx, y, params, size);
 }
 
-// A constructor and its _inplace form. params: of both, in parentheses; then fn and its arguments between ctx and
-// inplace.
+// A constructor and its _inplace form. params: of both, in parentheses;
+// then fn and its arguments between ctx and inplace.
 #define GCUDAI_BOTH(name, params, fn, ...)                \
     struct gcuda_tensor * gcuda_##name params {           \
         return fn(ctx, __VA_ARGS__, false);               \
@@ -16976,8 +16977,8 @@ static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcu
 
 // >>op:argsort ----------------------------------------------------------------------------------------
 // A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
-// are complemented, so is everything for a descending order; both zeros are one, NaN is last. No comparison ever meets
-// a NaN.
+// are complemented, so is everything for a descending order; both zeros are one, NaN is last.
+// No comparison ever meets a NaN.
 static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
     const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
@@ -18670,8 +18671,8 @@ static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union
 }
 
 // How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the
-// softmax of a query is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase
-// 2: sinks.
+// softmax of a query is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries.
+// Phase 2: sinks.
 struct gcudai_attn_back_plan {
     int64_t n_units;         // of heads, each with whole heads of k and v
     int64_t block, n_blocks; // queries of one head
@@ -18693,8 +18694,8 @@ static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_
     return a;
 }
 
-// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing:
-// zeros.
+// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit.
+// A token that may attend to nothing: zeros.
 struct gcudai_attn_query {
     float top, unit, dot, sink; // dot: D; sink: P of the sink
 };
@@ -18788,8 +18789,8 @@ static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     }
 }
 
-// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0: other rows may be anything, NaN
-// too.
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0:
+// other rows may be anything, NaN too.
 static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows,
     const float * f, const float * w, int64_t step, int64_t n, int64_t width) {
     const float * x[4];
@@ -19909,8 +19910,8 @@ static float gcudai_pool_mean(const struct gcuda_pool_args * p, const struct gcu
     return (float) (sum / n);
 }
 
-// The largest value, and where in the plane its first occurrence is: y * width + x, or -1. NaN only if the window has
-// no number.
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+// NaN only if the window has no number.
 static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
     float max = (float) NAN;
     *at = -1;
@@ -20110,8 +20111,8 @@ static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args 
 // between neighbours.
 static float gcudai_upscale_factor(const struct gcuda_upscale_args * p, int axis) {
     const int64_t in = p->x.ne[axis], out = p->y.ne[axis];
-    return p->align_corners && axis < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1)
-                                                             : (float) out / (float) in;
+    const bool aligns_corners = p->align_corners && axis < 2 && in > 1 && out > 1;
+    return aligns_corners ? (float) (out - 1) / (float) (in - 1) : (float) out / (float) in;
 }
 
 static int64_t gcudai_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
@@ -20485,8 +20486,8 @@ static struct gcuda_tensor * gcudai_linear_attn(
     const int64_t * x = src[0]->ne;
     const int64_t n_states = gcudai_product(x[0], src[n - 1]->ne[1], 1, 1);
     int64_t n_rows = 0;
-    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), gcudai_add_i64(x[2], n_states, &n_rows) ? n_rows : -1, 1,
-        1 };
+    const bool is_ok = gcudai_add_i64(x[2], n_states, &n_rows);
+    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), is_ok ? n_rows : -1, 1, 1 };
     return gcudai_op_new(ctx, op, GCUDA_TYPE_F32, ne, src, n);
 }
 
@@ -21393,8 +21394,8 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // =====================================================================================================
 
 // A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape). It
-// calls gcudai_grad_add(b, k, tensor) for every source k that wants one. Constructors latch their errors in the
-// context.
+// calls gcudai_grad_add(b, k, tensor) for every source k that wants one.
+// Constructors latch their errors in the context.
 
 struct gcudai_backward {
     struct gcuda_context * ctx;
@@ -21931,11 +21932,14 @@ struct gcudai_grad_row {
     unsigned stop;                                                     // sources that no gradient reaches
 };
 #define gcudai_none_grad NULL
-static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = { { NULL, 0 },
+// clang-format off
+static const struct gcudai_grad_row gcudai_grads[GCUDA_OP_COUNT] = {
+    { NULL, 0 },
 #define X(ID, name, n_src, n_opt, flags, args, work, can, grad, stop, ...) { gcudai_##grad##_grad, stop },
     GCUDA_OPS(X)
 #undef X
 };
+// clang-format on
 
 static const struct gcudai_grad_row * gcudai_grad_of(enum gcuda_op op) {
     return gcudai_op_row(op) != NULL && gcudai_grads[op].grad != NULL ? &gcudai_grads[op] : NULL;
@@ -22559,8 +22563,8 @@ static bool gcudai_gallocr_is_live(const struct gcudai_lifetime * life) {
     return life->n_children > 0 || life->n_views > 0;
 }
 
-// Behind a node that alone of all since the last such node is still to be read, or the 64th, what was freed in between
-// is free.
+// Behind a node that alone of all since the last such node is still to be read,
+// or the 64th, what was freed in between is free.
 static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
     enum { REGION = 64 };
     if (!g->keeps_branches) { return GCUDA_STATUS_SUCCESS; }
@@ -24291,8 +24295,8 @@ static void gcudai_pool_job_chunks(struct gcudai_pool_jobs * jobs, int thread) {
     }
 }
 
-// A gcuda_job. Numbers are given by arrival and not by index: scratch memory of two threads differs whatever index they
-// are called with.
+// A gcuda_job. Numbers are given by arrival and not by index:
+// scratch memory of two threads differs whatever index they are called with.
 static void gcudai_pool_job(void * job_data, int index) {
     struct gcudai_pool_jobs * jobs = (struct gcudai_pool_jobs *) job_data;
     const int thread = gcudai_atomic_add_i32(&jobs->n_begun, 1);
@@ -24969,8 +24973,8 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
 static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65,
     0x66, 0x2d, 0x30, 0x31 };
 
-// Logs instruction set, threads and memory at level debug. Does not fix the instruction set: GCUDA_CPU_ISA is read with
-// the first graph.
+// Logs instruction set, threads and memory at level debug.
+// Does not fix the instruction set: GCUDA_CPU_ISA is read with the first graph.
 static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
     const int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
     size_t n_free = 0, n_total = 0;
@@ -26270,8 +26274,8 @@ static void gcudai_cuda_unregister_all(void) {
 // reports an error only if these fail too.
 //
 // Blocks (best fit): allocations of the allocator; a request gets the smallest that is large enough. If all idle blocks
-// are too small, they are freed once their sum reaches the request. So a request that grows in steps holds at most
-// twice its size.
+// are too small, they are freed once their sum reaches the request.
+// So a request that grows in steps holds at most twice its size.
 //
 // A captured graph contains addresses. While n_holds is not 0, nothing is returned to the device. Each return changes
 // `generation`: a graph captured under another generation must be captured again.
@@ -26885,8 +26889,8 @@ static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
 static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
 
 // Records an event after all work of the next backend that has not been asked since mark. False: no backend is left.
-// *event NULL: there is nothing to wait for. The locks keep the backend and its stream alive, and plans from being
-// captured.
+// *event NULL: there is nothing to wait for. The locks keep the backend and its stream alive,
+// and plans from being captured.
 static bool gcudai_cuda_record_next_backend(uint64_t mark, cudaEvent_t * event) {
     struct gcudai_cuda_scope scope;
     *event = NULL;
@@ -26910,8 +26914,8 @@ static bool gcudai_cuda_record_next_backend(uint64_t mark, cudaEvent_t * event) 
     return cu != NULL;
 }
 
-// Waits for what all backends have been given so far, but not for the devices: that would end captures in other
-// threads.
+// Waits for what all backends have been given so far, but not for the devices:
+// that would end captures in other threads.
 static void gcudai_cuda_wait_all_backends(void) {
     cudaEvent_t event = NULL;
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -27261,8 +27265,8 @@ static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cud
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A ring of page-locked slots that one device fills and another empties. Events order both sides; the host does not
-// wait.
+// A ring of page-locked slots that one device fills and another empties.
+// Events order both sides; the host does not wait.
 #define GCUDAI_CUDA_STAGE_SLOTS 4
 #define GCUDAI_CUDA_STAGE_BYTES ((size_t) 1 << 20) // of a slot
 
@@ -27403,8 +27407,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     if (path == GCUDA_CUDA_PEER_PATH_DIRECT || (path == GCUDA_CUDA_PEER_PATH_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
-    // A capture forbids the driver's staging. The ring of slots needs events of work before the capture, which cannot
-    // be waited for.
+    // A capture forbids the driver's staging. The ring of slots needs events of work before the capture,
+    // which cannot be waited for.
     if (path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
             path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
@@ -27417,8 +27421,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
 }
 
 // Copies from a backend's memory to another's, on different devices. Runs on the given stream, which is one of theirs.
-// Staged copies run on both streams: to host memory on the source's, from it on the destination's. Callers order both
-// cases.
+// Staged copies run on both streams: to host memory on the source's, from it on the destination's.
+// Callers order both cases.
 static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
     struct gcudai_cuda_scope scope;
@@ -27448,8 +27452,8 @@ static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, in
                : gcudai_fail(st, "copying %s from CUDA%d to CUDA%d: %s", gcudai_quoted(name), from, to, gcudai_message);
 }
 
-// As gcudai_cuda_send for buffers, which have no backend: waits for the copy, and does not probe, so enables no peer
-// access.
+// As gcudai_cuda_send for buffers, which have no backend:
+// waits for the copy, and does not probe, so enables no peer access.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
     const enum gcuda_cuda_peer_path path = gcudai_cuda_peer_path_known(from, to);
@@ -27521,8 +27525,8 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
-// Kinds of access to a tensor's bytes. One function serves all, so that the device is entered, synchronized and left in
-// one place.
+// Kinds of access to a tensor's bytes. One function serves all,
+// so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
 static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcudai_cuda_access access, void * on_device,
@@ -28470,8 +28474,8 @@ static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
     GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,        BLOCKS,        0,   9,    0,    0,    0,    ANY,        0),
     GCUDAI_RULE(VEC,        EXPERTS,    ALWAYS,        FLOAT,         0,   8,    96,   0,    0,    ANY,        0),
     // Lists of pairs on integer tensor cores, measured at 1, 2, 4, 8 and 16 pairs per expert on an H100 (E = 128, m =
-    // 768 and E = 32, m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred. Building the lists does not pay for small
-    // experts.
+    // 768 and E = 32, m = 1792, k = 2048); Q5_K, IQ4_NL and IQ4_XS inferred.
+    // Building the lists does not pay for small experts.
     GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_8,     0,   64,   0,    256,  1024, ANY,        800),
     GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_6,     0,   48,   0,    256,  1024, ANY,        800),
     GCUDAI_RULE(INT8,       EXPERTS,    ALWAYS,        INT8_TO_4,     0,   32,   0,    256,  1024, ANY,        800),
@@ -28546,11 +28550,18 @@ static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) 
     static const struct {
         const char * name;
         int wanted;
-    } names[] = { { "", 0 }, { "own", 1 + GCUDAI_CUDA_MM_PLAIN }, { "tile", 1 + GCUDAI_CUDA_MM_TILE },
-        { "vector", 1 + GCUDAI_CUDA_MM_VEC }, { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA },
-        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS }, { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
-        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", 1 + GCUDAI_CUDA_MM_GEMM },
-        { "bytes", 1 + GCUDAI_CUDA_MM_INT8 } };
+    } names[] = {
+        { "", 0 },
+        { "own", 1 + GCUDAI_CUDA_MM_PLAIN },
+        { "tile", 1 + GCUDAI_CUDA_MM_TILE },
+        { "vector", 1 + GCUDAI_CUDA_MM_VEC },
+        { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA },
+        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS },
+        { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 },
+        { "gemm", 1 + GCUDAI_CUDA_MM_GEMM },
+        { "bytes", 1 + GCUDAI_CUDA_MM_INT8 },
+    };
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
@@ -30273,8 +30284,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     }
     gcudai_cuda_set_shared(cu, y->op, &args);
     gcudai_nvtx_push(y);
-    const gcuda_status st = cu->cancel.callback != NULL && !cu->is_captured ? gcudai_cuda_run_chunked(cu, y, &args)
-                                                                            : gcudai_cuda_run_args(cu, y, &args);
+    const bool is_chunked = cu->cancel.callback != NULL && !cu->is_captured;
+    const gcuda_status st = is_chunked ? gcudai_cuda_run_chunked(cu, y, &args) : gcudai_cuda_run_args(cu, y, &args);
     gcudai_nvtx_pop();
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(y) ? st : gcudai_cuda_fail_node(cu, st, y);
 }
@@ -30567,13 +30578,16 @@ static const struct gcudai_cuda_turns gcudai_cuda_gated_turns = { gcudai_cuda_li
 //   FLASH_ATTN_EXT_BACK                                       its results are one row
 //   IM2COL_BACK, IM2COL_3D                                    images and their depth share a dimension
 //   CUSTOM                                                    the caller's kernels
-static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = { { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
+// clang-format off
+static const struct gcudai_cuda_cut gcudai_cuda_cuts[GCUDA_OP_COUNT] = {
+    { GCUDA_OP_NONE, GCUDAI_CUT_OF_whole(none) },
 #define X(ID, op, n_src, n_opt, flags, args, work, can, grad, stop, unread, launch, name, refuses, family, index, \
     shared, pack, cut)                                                                                            \
     { GCUDA_OP_##ID, GCUDAI_CUT_OF_##cut(args) },
     GCUDA_OPS(X)
 #undef X
 };
+// clang-format on
 
 static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
     return gcudai_cuda_cuts[op].arrays[0].rule != NULL ? &gcudai_cuda_cuts[op] : NULL;
@@ -30711,8 +30725,8 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
         "waiting for a chunk of a graph, most of it %s", gcudai_op_lower(k->op));
     GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index,
         "timing a chunk of a graph, most of it %s", gcudai_op_lower(k->op));
-    // only if one operation has over 3/4 of the estimate: its factor moves to the measured time, by at most 4 times per
-    // chunk
+    // only if one operation has over 3/4 of the estimate: its factor moves to the measured time,
+    // by at most 4 times per chunk
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
         c->factor[k->op] = GCUDAI_MIN(GCUDAI_MAX(k->factor * ratio, 1e-4), 1e4);
@@ -30791,8 +30805,8 @@ static int64_t gcudai_cuda_cut_least(
                                        : 1;
 }
 
-// Runs args in slices of at most a chunk each, along d and then inner dimensions. The estimate improves while slices
-// run.
+// Runs args in slices of at most a chunk each, along d and then inner dimensions.
+// The estimate improves while slices run.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcuda_args * args, double guess, int d) {
     for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
@@ -30816,8 +30830,8 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
-// Runs attention on the plain path in slices of positions. Scratch memory carries the running maxima and sums from
-// slice to slice.
+// Runs attention on the plain path in slices of positions.
+// Scratch memory carries the running maxima and sums from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcuda_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
@@ -31226,12 +31240,12 @@ static bool gcudai_cuda_snapshot_refresh(struct gcudai_cuda_snapshot * snapshot)
 // =====================================================================================================
 // A pattern is a list of rows, one per node: its operation, the source that is the previous node, and what else it
 // needs. From each node on, the nodes of a plan are compared with the patterns in the order of their table; nodes that
-// nothing runs for are left out. A row that does not fit is logged as a debug message, so that a missed fusion can be
-// explained.
+// nothing runs for are left out. A row that does not fit is logged as a debug message,
+// so that a missed fusion can be explained.
 // For all patterns: a result that is not written is read once, by the group. It is no output, and no view, so that its
 // memory is its own. A result that is written overlaps nothing that the group reads, because the allocator's promise
-// holds for one node at a time. The exception is an element, or a row, that is read by the threads that then overwrite
-// it.
+// holds for one node at a time. The exception is an element,
+// or a row, that is read by the threads that then overwrite it.
 
 enum {
     GCUDAI_CUDA_WINDOW = 16, // nodes: biases, norms, rope, rotation and cache writes of queries, keys and values are 14
@@ -31440,8 +31454,8 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     return m->at[row] >= 0 ? gcudai_cuda_operand(m->w, m->at[row]) : NULL;
 }
 
-// Needs of rows. y: its node, number i of the window; v: the previous node, or y's first source; x: y's other operand,
-// or NULL.
+// Needs of rows. y: its node, number i of the window; v:
+// the previous node, or y's first source; x: y's other operand, or NULL.
 //    name, what is wrong where it does not hold, condition
 // clang-format off
 #define GCUDAI_CUDA_RULES(X)                                                                                           \
@@ -31502,8 +31516,8 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
 enum gcudai_cuda_rule { GCUDAI_NEED_NOTHING, GCUDAI_CUDA_RULES(X) };
 #undef X
 
-// A node of a pattern. n_optional: rows from this one on that are left out together if one of them does not fit; 0: it
-// is needed.
+// A node of a pattern. n_optional: rows from this one on that are left out together if one of them does not fit;
+// 0: it is needed.
 struct gcudai_cuda_row {
     enum gcuda_op op[2];          // one of them; GCUDA_OP_NONE: no second one
     enum gcudai_cuda_reads reads; // of the first row: ANY
@@ -31539,8 +31553,8 @@ static bool gcudai_cuda_is_routing_gate(const struct gcuda_tensor * t) {
                                       : gcudai_cuda_is_unary(t, GCUDA_UNARY_OP_SIGMOID);
 }
 
-// get_rows at node i reads the first ids of each row that argsort leaves at node i - 1. No other view shows more of the
-// order.
+// get_rows at node i reads the first ids of each row that argsort leaves at node i - 1.
+// No other view shows more of the order.
 static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
     const struct gcuda_tensor * order = m->w->node[i - 1];
     const struct gcuda_tensor * ids = m->w->node[i]->src[1];
@@ -31804,8 +31818,8 @@ static int gcudai_cuda_match_rows(struct gcudai_cuda_match * m, const struct gcu
     return m->n;
 }
 
-// Fills the arguments of what the rows took. Nodes taken in all; 0: they cannot be fused; GCUDAI_CUDA_TRY_FEWER:
-// compare again.
+// Fills the arguments of what the rows took. Nodes taken in all; 0:
+// they cannot be fused; GCUDAI_CUDA_TRY_FEWER: compare again.
 typedef int (*gcudai_cuda_fit)(const struct gcudai_cuda_match * m, union gcudai_cuda_fused * args);
 enum { GCUDAI_CUDA_TRY_FEWER = -1 };
 
@@ -31905,8 +31919,7 @@ static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, un
 }
 
 // ---- scale + soft_max; Hadamard transform; ssm_conv + bias + SiLU ----
-// One factor for scale and soft_max. A product that is a Hadamard transform. ssm_conv with a bias of its channels or
-// none.
+// scale + soft_max: one factor for both. Hadamard transform: a product. ssm_conv: with a bias of its channels or none.
 
 // clang-format off
 static const struct gcudai_cuda_row gcudai_cuda_scale_soft_max_rows[GCUDAI_CUDA_ROWS] = {
@@ -32176,8 +32189,8 @@ static bool gcudai_cuda_is_in_place(const struct gcuda_tensor * x, const struct 
     return x->data == y->data && x->type == y->type && (is_packed || gcudai_same_layout(x, y));
 }
 
-// y, the result of heads h, overlaps nothing that heads r read; but queries may be written in place, element by
-// element.
+// y, the result of heads h, overlaps nothing that heads r read;
+// but queries may be written in place, element by element.
 static bool gcudai_cuda_is_clear_of(
     const struct gcuda_tensor * y, const struct gcudai_cuda_heads * h, const struct gcudai_cuda_heads * r) {
     const struct gcuda_tensor * x = r->x;
@@ -32474,8 +32487,8 @@ static void gcudai_cuda_product_args(
     p->prec = gcudai_cuda_choice(w, i)->prec;
 }
 
-// All thread blocks read activations and weights: the result must not overlap them. Operands read element by element
-// may be in place.
+// All thread blocks read activations and weights: the result must not overlap them.
+// Operands read element by element may be in place.
 static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
     const struct gcuda_tensor * y = w->node[n - 1];
     bool may = gcudai_cuda_may_write(w, n, y, true);
@@ -32604,8 +32617,8 @@ static bool gcudai_cuda_overlaps_operands(const struct gcuda_tensor * y, const s
     return gcudai_cuda_overlap(y, product->src[0]) || gcudai_cuda_overlap(y, product->src[1]);
 }
 
-// The result of product i overlaps no operand or result of an earlier product, and none of theirs overlaps its
-// operands.
+// The result of product i overlaps no operand or result of an earlier product,
+// and none of theirs overlaps its operands.
 static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     bool is_so = !gcudai_cuda_overlaps_operands(y, y);
@@ -32625,8 +32638,8 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
            b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_cuda_has_pair_params(a, b);
 }
 
-// The node after product i may be its epilogue. A gate does not count: it would be that of product i and the previous
-// product.
+// The node after product i may be its epilogue. A gate does not count:
+// it would be that of product i and the previous product.
 static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     const struct gcuda_tensor * next = i + 1 < w->n ? w->node[i + 1] : NULL;
@@ -32711,8 +32724,8 @@ static int gcudai_cuda_match_norm_product(
 }
 
 // ---- glu + mul_mat with an epilogue: the gate's result is written only in the product's layout ----
-// The product's scratch holds it. The gate reads all of its operands before the product begins, so the product may
-// overwrite them.
+// The product's scratch holds it. The gate reads all of its operands before the product begins,
+// so the product may overwrite them.
 
 // The product at node 1 with an epilogue, or alone; nodes taken.
 static int gcudai_cuda_take_gated(const struct gcudai_cuda_window * w, struct gcudai_cuda_products * p) {
@@ -32914,8 +32927,8 @@ static bool gcudai_cuda_is_attention_input(enum gcuda_op op) {
     return op == GCUDA_OP_ROPE || op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_SET_ROWS;
 }
 
-// A product that may move, because what comes next is no step of it; of few columns the bias of queries, keys and
-// values is none.
+// A product that may move, because what comes next is no step of it;
+// of few columns the bias of queries, keys and values is none.
 static bool gcudai_cuda_is_movable(const struct gcudai_cuda_snapshot * snapshot, int at) {
     const struct gcuda_tensor * t = snapshot->seen[at].tensor;
     if (t->op != GCUDA_OP_MUL_MAT || gcudai_is_skipped(t)) { return false; }
@@ -32943,8 +32956,8 @@ static bool gcudai_cuda_move_up(const struct gcudai_cuda_snapshot * snapshot, in
     return true;
 }
 
-// Products of the activations of that at place `first` move up to it, those of its weights' type first; the place after
-// them all.
+// Products of the activations of that at place `first` move up to it, those of its weights' type first;
+// the place after them all.
 static int gcudai_cuda_gather_products(const struct gcudai_cuda_snapshot * snapshot, int32_t * order, int first) {
     const struct gcuda_tensor * a = snapshot->seen[order[first]].tensor;
     int to = first + 1;
@@ -33352,8 +33365,8 @@ static bool gcudai_cuda_region_schedule(const struct gcudai_cuda_region * r, str
     return is_used && GCUDAI_MAX(longest, bytes_us + gcudai_cuda_kernel_us) < 0.9 * serial;
 }
 
-// What step j of the region waits for. known: of each stream, the last step of each other stream that it has waited
-// for.
+// What step j of the region waits for. known: of each stream,
+// the last step of each other stream that it has waited for.
 static void gcudai_cuda_region_waits(struct gcudai_cuda_plan * plan, const struct gcudai_cuda_region * r,
     const int * stream, int j, int32_t known[GCUDAI_CUDA_STREAMS][GCUDAI_CUDA_STREAMS]) {
     struct gcudai_cuda_step * s = &plan->steps[r->first + j];
@@ -33631,8 +33644,8 @@ static int gcudai_cuda_shared_mask(struct gcudai_cuda_plan * plan, struct gcudai
     return n_bytes > 0 && n_bytes != SIZE_MAX ? gcudai_cuda_mask_of(plan, p, n_bytes, s->first, is_first) : -1;
 }
 
-// Which steps share the classes of a mask. The sizes of masks that the plan had before are compared, to note what
-// changes.
+// Which steps share the classes of a mask. The sizes of masks that the plan had before are compared,
+// to note what changes.
 static void gcudai_cuda_plan_masks(struct gcudai_cuda_plan * plan) {
     size_t had[GCUDAI_CUDA_MASKS];
     const int n_had = plan->n_masks;
@@ -33999,8 +34012,8 @@ static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gc
     const cudaStream_t own = cu->stream;
     GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
     cu->stream = stream;
-    const gcuda_status st = recording == GCUDAI_CUDA_RECORD_NOTHING ? gcudai_cuda_plan_eager(cu, plan)
-                                                                    : gcudai_cuda_plan_in_line(cu, plan, recording);
+    const bool is_eager = recording == GCUDAI_CUDA_RECORD_NOTHING;
+    const gcuda_status st = is_eager ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, recording);
     cu->stream = own;
     const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -34101,8 +34114,8 @@ static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cud
            gcudai_cuda_ok_or_clear(cudaGraphExecKernelNodeSetParams(exec, to, &now));
 }
 
-// Goes backwards from the last nodes of step i in both graphs to those of the previous step, which is another one in
-// each.
+// Goes backwards from the last nodes of step i in both graphs to those of the previous step,
+// which is another one in each.
 static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGraphNode_t before_new) {
     cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_RECORD_ALL],
                     from = plan->steps[i].last[GCUDAI_CUDA_RECORD_NEW];
@@ -34115,8 +34128,8 @@ static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGr
     return is_ok && to == before && from == before_new;
 }
 
-// Whether all new steps could be changed in place. Some may have been where not: exec is then not to be used before it
-// is whole.
+// Whether all new steps could be changed in place. Some may have been where not:
+// exec is then not to be used before it is whole.
 static bool gcudai_cuda_plan_patch(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
     cudaGraphNode_t before = NULL;
@@ -34249,8 +34262,10 @@ static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda_snapshot snapshot;
     if (graph != NULL) {
         GCUDAI_TRY(gcudai_cuda_snapshot_take(graph, &snapshot));
-        return gcudai_cuda_same_shapes(&plan->snapshot, &snapshot) ? gcudai_cuda_plan_rebind(cu, plan, &snapshot)
-                                                                   : gcudai_cuda_plan_remake(cu, plan, &snapshot);
+        if (gcudai_cuda_same_shapes(&plan->snapshot, &snapshot)) {
+            return gcudai_cuda_plan_rebind(cu, plan, &snapshot);
+        }
+        return gcudai_cuda_plan_remake(cu, plan, &snapshot);
     }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
@@ -34526,8 +34541,8 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
     return err;
 }
 
-// Waits for the stream. Kernels that found an index out of range have set a flag, whose copy to the host is queued
-// after them.
+// Waits for the stream. Kernels that found an index out of range have set a flag,
+// whose copy to the host is queued after them.
 static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
@@ -36610,12 +36625,19 @@ struct gcudai_selftest_case {
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
     int forced;
 };
-static const struct gcudai_selftest_case gcudai_selftest_cases[] = { { "copies", gcudai_selftest_copy, 0 },
-    { "conversions", gcudai_selftest_convert, 0 }, { "rows", gcudai_selftest_rows, 0 },
-    { "joined rows", gcudai_selftest_joined, 0 }, { "elements", gcudai_selftest_elements, 0 },
-    { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 },
-    { "soft_max", gcudai_selftest_soft_max, 0 }, { "sums", gcudai_selftest_sums, 0 },
-    { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 }, { "rope", gcudai_selftest_rope, 0 },
+static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
+    { "copies", gcudai_selftest_copy, 0 },
+    { "conversions", gcudai_selftest_convert, 0 },
+    { "rows", gcudai_selftest_rows, 0 },
+    { "joined rows", gcudai_selftest_joined, 0 },
+    { "elements", gcudai_selftest_elements, 0 },
+    { "gates", gcudai_selftest_gates, 0 },
+    { "norms", gcudai_selftest_norm, 0 },
+    { "soft_max", gcudai_selftest_soft_max, 0 },
+    { "sums", gcudai_selftest_sums, 0 },
+    { "losses", gcudai_selftest_loss, 0 },
+    { "sorting", gcudai_selftest_sort, 0 },
+    { "rope", gcudai_selftest_rope, 0 },
     { "products", gcudai_selftest_products, 0 },
     { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
     { "quantized products", gcudai_selftest_quantized, 0 },
@@ -36625,12 +36647,17 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = { { "copies",
     { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
     { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
     { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },
-    { "experts of floats of a token", gcudai_selftest_float_token, 0 }, { "attention", gcudai_selftest_attention, 0 },
+    { "experts", gcudai_selftest_experts, 0 },
+    { "experts of a token", gcudai_selftest_token, 0 },
+    { "experts of floats of a token", gcudai_selftest_float_token, 0 },
+    { "attention", gcudai_selftest_attention, 0 },
     { "convolution", gcudai_selftest_conv, 0 },
     { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
-    { "pooling", gcudai_selftest_pool, 0 }, { "recurrences", gcudai_selftest_recurrence, 0 },
-    { "state spaces", gcudai_selftest_scan, 0 }, { "triangular systems", gcudai_selftest_triangle, 0 } };
+    { "pooling", gcudai_selftest_pool, 0 },
+    { "recurrences", gcudai_selftest_recurrence, 0 },
+    { "state spaces", gcudai_selftest_scan, 0 },
+    { "triangular systems", gcudai_selftest_triangle, 0 },
+};
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
 struct gcudai_selftest { // the graph on one backend
@@ -37137,8 +37164,8 @@ void gcuda_shutdown(void) {
 // >>impl-sched   scheduler: items, assignment, splits, placing, runs
 // =====================================================================================================
 // An item is a tensor of the caller's graph. Backends and the allocator see a copy of its descriptor that the scheduler
-// owns (item.t), so that sources can be replaced by copies. After allocation the address is written back into the
-// caller's tensor.
+// owns (item.t), so that sources can be replaced by copies.
+// After allocation the address is written back into the caller's tensor.
 //
 // Items that must be on one backend form a group, named by a representative: views with their owner, and tensors that
 // one operation writes. Backends are assigned to groups.
@@ -37521,8 +37548,8 @@ static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Frees the descriptors of the last graph. If they took several blocks, the arena gets one block of that size for the
-// next.
+// Frees the descriptors of the last graph. If they took several blocks,
+// the arena gets one block of that size for the next.
 static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
     const size_t used = gcuda_used_mem(s->arena);
     gcuda_reset(s->arena);
@@ -37637,8 +37664,8 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
     return gcuda_backend_supports_op(backend, &node);
 }
 
-// Whether a backend can compute all members of a group, and use the memory that they already have. The answer is
-// cached.
+// Whether a backend can compute all members of a group, and use the memory that they already have.
+// The answer is cached.
 static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
     uint8_t * known = &s->can[(size_t) rep * (size_t) s->n_backends + (size_t) b];
     if (*known == 0) {
@@ -37712,8 +37739,8 @@ static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
-// Assigns a node to the backend that reads its weight. If that is the last one, a backend whose offload_op accepts the
-// node takes it.
+// Assigns a node to the backend that reads its weight. If that is the last one,
+// a backend whose offload_op accepts the node takes it.
 static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
     const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
     const struct gcuda_tensor * t = s->items[node].original;
@@ -37777,8 +37804,8 @@ static gcuda_status gcudai_sched_fix(gcuda_backend_sched_t s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Unassigned nodes get the backend of the previous node in the sweep's direction. The last backend spreads only with
-// with_last.
+// Unassigned nodes get the backend of the previous node in the sweep's direction.
+// The last backend spreads only with with_last.
 static void gcudai_sched_sweep(gcuda_backend_sched_t s, bool is_up, bool with_last) {
     int running = GCUDAI_SCHED_UNKNOWN;
     for (int j = 0; j < s->n_nodes; ++j) {
@@ -37976,8 +38003,8 @@ static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
     }
 }
 
-// Views need no computation. Those on the split's backend stay among its nodes, because backends may look at them;
-// others do not.
+// Views need no computation. Those on the split's backend stay among its nodes,
+// because backends may look at them; others do not.
 static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, struct gcuda_cgraph * g) {
     const int32_t node = s->nodes[i], b = gcudai_sched_backend_of(s, node);
     struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
@@ -38000,8 +38027,8 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-// For a slice of the caller's graph: hash of the uses of its tensors by later nodes. If g is not NULL, also counts them
-// there.
+// For a slice of the caller's graph: hash of the uses of its tensors by later nodes.
+// If g is not NULL, also counts them there.
 static uint64_t gcudai_sched_readers(
     gcuda_backend_sched_t s, const struct gcuda_cgraph * graph, struct gcuda_cgraph * g) {
     uint64_t hash = 0;
@@ -38566,8 +38593,8 @@ static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Copies through the stage: the source may change when this returns. The last readers of the copy precede it on the
-// same stream.
+// Copies through the stage: the source may change when this returns.
+// The last readers of the copy precede it on the same stream.
 static gcuda_status gcudai_sched_copy_staged(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     struct gcudai_sched_backend * to = &s->backends[c->backend];
@@ -38645,8 +38672,8 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Submits a split's uploads. They start after all queued work of the backend, which includes earlier users of the
-// memory.
+// Submits a split's uploads. They start after all queued work of the backend,
+// which includes earlier users of the memory.
 static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     const struct gcudai_sched_backend * b = &s->backends[split->backend];
     if (!split->has_uploads || split->is_uploading || b->uploader == NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -38786,8 +38813,8 @@ static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
 // ---- changes of the allocated graph ----
 // The caller may have changed the graph in place, or built another one at the same address. Changed values (op_params,
 // view offsets, addresses of the caller's memory) are copied to the scheduler's descriptions; any other change
-// allocates the graph again. Remembered tensors may have been freed: none is dereferenced before the caller's graph
-// refers to it.
+// allocates the graph again. Remembered tensors may have been freed:
+// none is dereferenced before the caller's graph refers to it.
 
 static bool gcudai_sched_same_lists(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = s->is_allocated && graph->n_nodes == s->n_nodes && graph->n_leafs == s->n_leafs;
@@ -38846,8 +38873,8 @@ static void gcudai_sched_forget_changes(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_items; ++i) { s->keys[i].has_changed = false; }
 }
 
-// Changed nodes can still be computed by their backends. A backend with graph_optimize may have ordered nodes by the
-// old values.
+// Changed nodes can still be computed by their backends.
+// A backend with graph_optimize may have ordered nodes by the old values.
 static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
     bool can = true;
     for (int i = 0; i < s->n_nodes && can; ++i) {
@@ -38860,8 +38887,8 @@ static bool gcudai_sched_can_follow(gcuda_backend_sched_t s) {
     return can;
 }
 
-// Owners precede their views. Walking from the last item back, each is referred to by the graph or by an item already
-// found unchanged.
+// Owners precede their views. Walking from the last item back,
+// each is referred to by the graph or by an item already found unchanged.
 static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
     bool is_same = gcudai_sched_same_lists(s, graph), has_changed = false;
     for (int32_t i = s->n_items; i-- > 0 && is_same;) { is_same = gcudai_sched_follow(s, i, &has_changed); }
@@ -38869,8 +38896,8 @@ static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_
     return is_same && (!has_changed || gcudai_sched_can_follow(s));
 }
 
-// A leaf placed by the scheduler may have been set for this run: its contents are preserved when it is placed
-// elsewhere.
+// A leaf placed by the scheduler may have been set for this run:
+// its contents are preserved when it is placed elsewhere.
 static bool gcudai_sched_is_kept(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
     const size_t i =
         t != NULL && t->view_src == NULL && t->op == GCUDA_OP_NONE ? gcudai_map_get(&s->map, t) : GCUDAI_NONE;
@@ -39043,9 +39070,20 @@ size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backen
 // ---- text ----
 
 static void gcudai_sched_text_reason(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
-    static const char * const words[] = { "unassigned", "as the caller says", "has memory there", "is an input",
-        "reads weight", "offloaded with weight", "like the node before", "like the node after",
-        "has most of its sources", "preferred, in the same memory", "is read there", "is read nowhere" };
+    static const char * const words[] = {
+        "unassigned",
+        "as the caller says",
+        "has memory there",
+        "is an input",
+        "reads weight",
+        "offloaded with weight",
+        "like the node before",
+        "like the node after",
+        "has most of its sources",
+        "preferred, in the same memory",
+        "is read there",
+        "is read nowhere",
+    };
     typedef char all_have_words[sizeof(words) / sizeof(words[0]) == GCUDAI_SCHED_REST + 1 ? 1 : -1];
     (void) sizeof(all_have_words);
     const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
@@ -39422,8 +39460,8 @@ static const char * gcudai_gguf_kv_string(const struct gcudai_gguf_kv * kv, uint
     return kv->text + start[0];
 }
 
-// A name: not empty, without zero bytes, since it is looked for as a C string. `out` has max + 1 bytes, or is NULL:
-// then allocated.
+// A name: not empty, without zero bytes, since it is looked for as a C string.
+// `out` has max + 1 bytes, or is NULL: then allocated.
 static gcuda_status gcudai_gguf_take_name(
     struct gcudai_gguf_reader * r, size_t max, const char * what, char * out, char ** allocated) {
     size_t n = 0;
@@ -40033,8 +40071,8 @@ uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_i
     return kv != NULL && kv->type == GCUDA_GGUF_TYPE_ARRAY ? kv->n : 0;
 }
 
-// The pair, if its value is of this type: of an array whose elements are (is_array), or a single value. `out`: where it
-// is to go.
+// The pair, if its value is of this type: of an array whose elements are (is_array), or a single value.
+// `out`: where it is to go.
 static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type,
     bool is_array, const void * out, const struct gcudai_gguf_kv ** found) {
     const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
@@ -40055,12 +40093,11 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
 
 // Value types that are neither string nor array: their C types.
 // clang-format off
-#define GCUDAI_GGUF_NUMBERS(X)                              \
-    X(u8,  UINT8,   uint8_t)   X(i8,  INT8,    int8_t)      \
-    X(u16, UINT16,  uint16_t)  X(i16, INT16,   int16_t)     \
-    X(u32, UINT32,  uint32_t)  X(i32, INT32,   int32_t)     \
-    X(u64, UINT64,  uint64_t)  X(i64, INT64,   int64_t)     \
-    X(f32, FLOAT32, float)     X(f64, FLOAT64, double)
+#define GCUDAI_GGUF_NUMBERS(X)                                                       \
+    X(u8,  UINT8,  uint8_t)   X(i8,  INT8,  int8_t)                                  \
+    X(u16, UINT16, uint16_t)  X(i16, INT16, int16_t)                                 \
+    X(u32, UINT32, uint32_t)  X(i32, INT32, int32_t)  X(f32, FLOAT32, float)         \
+    X(u64, UINT64, uint64_t)  X(i64, INT64, int64_t)  X(f64, FLOAT64, double)
 // clang-format on
 
 #define GCUDAI_GGUF_GET(name, ID, ctype)                                                                         \
@@ -40471,8 +40508,8 @@ static int64_t gcudai_gguf_block_of(const char * name, size_t n) {
     return c > name + 4 && *c == '.' && block < n ? (int64_t) block : -1;
 }
 
-// A group for each block and for each tensor outside of blocks. `of_block`: room for as many numbers as there are
-// tensors.
+// A group for each block and for each tensor outside of blocks.
+// `of_block`: room for as many numbers as there are tensors.
 static void gcudai_gguf_make_groups(struct gcudai_gguf_loading * l, struct gcudai_gguf_split * s, int32_t * of_block) {
     const size_t n = l->g->n_tensors;
     const gcuda_backend_buffer_type_t buft =
@@ -40506,8 +40543,8 @@ static void gcudai_gguf_make_budgets(struct gcudai_gguf_loading * l, struct gcud
     }
 }
 
-// Do groups from `first` on fit one after another into this share of each budget? devices (may be NULL): where each one
-// goes.
+// Do groups from `first` on fit one after another into this share of each budget? devices (may be NULL):
+// where each one goes.
 static bool gcudai_gguf_fits(const struct gcudai_gguf_split * s, size_t first, uint64_t share, int32_t * devices) {
     uint64_t used = 0;
     int d = 0;
@@ -40575,10 +40612,12 @@ static gcuda_status gcudai_gguf_choose_sched(struct gcudai_gguf_loading * l) {
 
 // A buffer type for every item.
 static gcuda_status gcudai_gguf_choose(struct gcudai_gguf_loading * l) {
-    const gcuda_backend_buffer_type_t only = l->params.backend != NULL
-                                                 ? gcuda_backend_get_default_buffer_type(l->params.backend)
-                                             : l->params.sched == NULL ? gcuda_backend_cpu_buffer_type()
-                                                                       : NULL;
+    gcuda_backend_buffer_type_t only = NULL;
+    if (l->params.backend != NULL) {
+        only = gcuda_backend_get_default_buffer_type(l->params.backend);
+    } else if (l->params.sched == NULL) {
+        only = gcuda_backend_cpu_buffer_type();
+    }
     for (size_t i = 0; i < l->g->n_tensors; ++i) {
         struct gcudai_gguf_item * item = &l->items[i];
         if (item->t == NULL) { continue; }

@@ -1,7 +1,7 @@
 // gcuda_kernels.cu - the kernels of gcuda, one compilation unit (see gcuda.h, MIT licence).
 //
 //   nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
-//   for a shared library: and -Xcompiler -fPIC
+//   (for a shared library also -Xcompiler -fPIC)
 //
 // CONTENTS
 //   >>k-base            element access, indices, warp and block reductions, launch(): the only launch in the file
@@ -29,8 +29,7 @@
 // They need at most 48 KiB of shared memory or have a variant that does (launch_shared). Launchers only enqueue: they
 // never allocate, synchronize or change the device.
 //
-// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes; rows say the
-// rest:
+// The comment above a kernel is its contract. It begins with what a block, a warp or a thread computes. Rows:
 //   shared   shared memory in bytes or elements, and pipeline stages. Absent: none
 //   floor    bytes or operations that no implementation can avoid
 //   needs    preconditions: alignment, strides, aliasing. Absent: none
@@ -74,8 +73,8 @@
 #define NO_INLINE
 #endif
 
-// For a kernel parameter whose address is taken: without it every thread copies the parameter. nvcc refuses it below
-// 7.0.
+// For a kernel parameter whose address is taken: without it every thread copies the parameter.
+// nvcc refuses it below 7.0.
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700)
 #define D_GRID_CONSTANT __grid_constant__
 #else
@@ -100,8 +99,8 @@
 // memory.
 #define SHARED_STATIC 1024
 
-// A size from which a faster kernel pays. The simulated device scales it down so that small test tensors reach that
-// kernel.
+// A size from which a faster kernel pays. The simulated device scales it down
+// so that small test tensors reach that kernel.
 static inline int64_t enough(int64_t n) {
 #if defined(GCUDAI_SIM)
     return (n >> 14) + 4;
@@ -298,8 +297,8 @@ static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) {
     return d_at(a, x.i0, x.i1, x.i2, x.i3);
 }
 
-// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can: one costs as much as a row's
-// arithmetic.
+// Coordinates of row r over dimensions 1, 2 and 3. It skips divisions where it can:
+// one costs as much as a row's arithmetic.
 static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
     d_index x = { 0, r, 0, 0 };
     if (r >= ne[1]) {
@@ -647,9 +646,9 @@ static inline __device__ float d_gelu_logit(float x) {
     return 2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x);
 }
 static inline __device__ float d_gelu(float x) { return x * d_sigmoid(d_gelu_logit(x)); }
-// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z), z
-// >= 0. q is a weighted least-squares fit to 1.2e-8. Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to
-// 13, where rounding of the exponent dominates.
+// 1 + erf(x / sqrt 2); erfcf took over half the time of GEGLU_ERF. For z >= 0:
+//     erfc(z) = exp(-z^2) t q(t),  t = 1 / (1 + 3/8 z),  q a weighted least-squares fit to 1.2e-8
+// Relative error in F32: 4e-7 for |x| <= 1, 2e-6 up to 6, 8e-6 up to 13, where rounding of the exponent dominates.
 static inline __device__ float d_one_plus_erf(float x) {
     const float t = d_reciprocal(1.0f + 0.26516504294495532f * fabsf(x));
     float q = 0.061696778789691605f;
@@ -841,8 +840,8 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-// mma.sync emulated with shuffles, for architectures that dispatch never selects. Not inlined: inlining costs megabytes
-// of code.
+// mma.sync emulated with shuffles, for architectures that dispatch never selects.
+// Not inlined: inlining costs megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -1084,8 +1083,8 @@ static inline __device__ d_shared_at d_shared_opaque(d_shared_at at) {
     return at;
 }
 
-// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs (row lane / 4, columns 2 (lane % 4) and the
-// next).
+// movmatrix.trans: transposes an 8 x 8 matrix of halves held as pairs.
+// A lane has columns 2 (lane % 4) and the next of row lane / 4.
 static inline __device__ uint32_t d_transposed(uint32_t pair) {
 #if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
     uint32_t d;
@@ -1525,8 +1524,8 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
     }
 };
 
-// ---- codebooks as nibbles: an entry of eight 2-bit digits becomes eight nibbles whose upper bits select the table
-//    half ----
+// ---- codebooks as nibbles ----
+// An entry of eight 2-bit digits becomes eight nibbles whose upper bits select the half of the table.
 static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
     digits = (digits | digits << 8) & 0x00ff00ffu;
     digits = (digits | digits << 4) & 0x0f0f0f0fu;
@@ -1581,7 +1580,9 @@ static_assert(0 D_WEIGHT_TYPES(D_COUNT) == 0 GCUDA_TYPES(X),
 #undef D_COUNT
 
 // Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format on
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
         D_BLOCK_TYPES(X)
@@ -1609,8 +1610,8 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
 // Four elements moved in one access.
 template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four { T v[4]; };
 
-// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec): int8, walked in steps of VEC_STEP
-//    elements ----
+// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec) ----
+// int8 values, walked in steps of VEC_STEP elements.
 #define VEC_STEP 2048
 
 // Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
@@ -1767,7 +1768,7 @@ static inline bool is_wg_form(int form, int64_t k, int64_t n) {
     return (form == 64 || form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 &&
            (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
 }
-// form: a power of 2
+// n rounded up to a multiple of form, a power of 2.
 static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) {
     return (n + form - 1) & ~(int64_t) (form - 1);
 }
@@ -2064,8 +2065,8 @@ static inline __device__ void d_write_blocks(const char * blocks, int n, char * 
     }
 }
 
-// Float to blocks of 32. A warp loads the elements of 32 blocks, quantizes one block per lane and stores them
-// coalesced.
+// Float to blocks of 32. A warp loads the elements of 32 blocks,
+// quantizes one block per lane and stores them coalesced.
 //   shared  22 KiB
 //   floor   n * sizeof(x) bytes read, blocks written once
 template <gcuda_type TYPE>
@@ -2278,9 +2279,9 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
 // all rounds, 32 at most. One lane owns a sub-block because its sums keep the CPU's order.
 //   shared  17 to 30 KiB
 //   floor   instructions: the search's tries per element. A try of scale and min costs 17: difference, product, clamp,
-//           two to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10. Q4_K
-//           21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that issue four
-//           instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
+//           two to round, six for three sums, six for the error (five in Q2_K). A try of a scale alone costs 10.
+//           Q4_K 21 * 17, Q5_K 16 * 17, Q2_K 16 * 16, Q6_K 19 * 10: 0.4 to 0.7 ms for 8192 x 8192 on 132 SMs that
+//           issue four instructions per cycle at 1.98 GHz; the bytes take 0.08 ms
 template <gcuda_type TYPE> // registers hold the codes of one try, elements and weights
 static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
@@ -2384,8 +2385,10 @@ static gcuda_status quantize(
     gcuda_type type, const gcuda_array & x, const MAP & map, bool has_rows, gcuda_stream stream) {
     const int64_t n = n_elements(x) / gcuda_blck_size(type);
     switch (type) {
+// clang-format off
 #define X(ID, name) \
-    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return quantize_to<GCUDA_TYPE_##ID>(map, x, has_rows, n, stream);)
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return quantize_to<GCUDA_TYPE_##ID>(map, x, has_rows, n, stream);)
+        // clang-format on
         D_QUANTIZED_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -2862,8 +2865,8 @@ static gcuda_status cpy_transpose_same(const d_strided_copy & w, int dense, int6
     }
 }
 
-// Regroups rows that are dense on both sides into units of n elements. False: rows are not whole units or not aligned
-// to one.
+// Regroups rows that are dense on both sides into units of n elements.
+// False: rows are not whole units or not aligned to one.
 static bool walk_units(d_strided_copy * w, int64_t n, size_t x_size, size_t y_size) {
     const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
     bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
@@ -3007,8 +3010,8 @@ gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_st
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
-// General get_rows for plain types. A thread converts one element. An index out of range gives zeros and sets
-// bad_index.
+// General get_rows for plain types. A thread converts one element.
+// An index out of range gives zeros and sets bad_index.
 //   floor   one row read and written per index
 static __global__ void k_get_rows(const d_map_get map) {
     const gcuda_get_rows_args & p = map.p;
@@ -3068,10 +3071,12 @@ gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_strea
     const int64_t n = n_elements(args->y);
     if (gcuda_is_quantized(args->x.type)) { return dequantize<float>(args->x.type, map, n, stream); }
     if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && is_wide(args->x) && is_wide(args->y)) {
-        return args->x.type == GCUDA_TYPE_I32 ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
-                                              : with_float(args->x.type, [&](auto t) {
-                                                    return rows_wide<decltype(t), float>(map, args->y, stream);
-                                                });
+        // clang-format off
+        return args->x.type == GCUDA_TYPE_I32
+                   ? rows_wide<float, float>(map, args->y, stream) // moves the bits of I32
+                   : with_float(args->x.type,
+                       [&](auto t) { return rows_wide<decltype(t), float>(map, args->y, stream); });
+        // clang-format on
     }
     return launch_elements(k_get_rows, args->y, stream, map);
 }
@@ -3213,8 +3218,8 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
-// Loads in flight per thread: vectors of the row, two rows at a time, since most rows of y have few rows of the
-// gradient.
+// Loads in flight per thread: vectors of the row, two rows at a time,
+// since most rows of y have few rows of the gradient.
 #define GATHER_PARTS 4
 // Adds each segment in order. A block owns GATHER_PARTS * 256 vectors of a row of y: 1,024 elements, 4,096 if WIDE.
 //   floor   gradient read once, y written once
@@ -3316,8 +3321,7 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Kernels by number of
-// indices:
+// The last of equal indices wins. Destinations (-1: skip) are computed into scratch first. Number of indices, kernel:
 //   up to 8, small x   k_set_rows_few: one launch without scratch
 //   up to 1,024        k_set_rows_index compares each index with all later ones
 //   more               hash table per batch: k_set_rows_clear, _enter, _last
@@ -3419,8 +3423,8 @@ static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream s
     return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
 }
 
-// Few small rows, such as a KV cache written token by token: one launch whose threads scan the later indices
-// themselves.
+// Few small rows, such as a KV cache written token by token:
+// one launch whose threads scan the later indices themselves.
 #define SET_ROWS_ONE 8
 #define SET_ROWS_SMALL 65536 // elements
 static bool set_rows_at_once(const gcuda_get_rows_args & p) {
@@ -3887,8 +3891,8 @@ template <int N, typename F> static inline __device__ void d_chain_each(float (&
     UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j]); }
 }
 
+// is_second: b is the first operand.
 template <typename DIV, int N>
-// is_second: b is the first operand
 static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) {
     switch (op) {
         case GCUDA_OP_ADD: d_chain_each(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
@@ -3930,8 +3934,8 @@ template <typename T, int N> static inline __device__ void d_chain_round(float (
     }
 }
 
-// Parameters of k_chain_wide: the host decides everything that is uniform over threads.
-// no operand; one element per row; rows of type T; rows of F32
+// Parameters of k_chain_wide: the host decides everything that is uniform over threads. Kinds of an operand: none, one
+// element per row, rows of type T, rows of F32.
 enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 };
 struct chain_array {
     const char * data;
@@ -3959,8 +3963,8 @@ struct chain {
     chain_step steps[GCUDA_CHAIN_MAX];
 };
 
-// Position of a thread: its row, first element, and the number of elements from there on; parts are `step` elements
-// apart.
+// Position of a thread: its row, first element, and the number of elements from there on;
+// parts are `step` elements apart.
 struct d_chain_at {
     uint32_t i1, i2, i3;
     int step;
@@ -4089,8 +4093,8 @@ template <typename T> struct chain_width {
 // Chain of element-wise operations, vectorized. All threads of a block execute every step; those past the end of a row
 // compute with zeros. x and the first operand are loaded together, each later operand during the preceding step.
 //   floor   x and operands read once, y written once
-//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32, whole rows or one element per row. y may
-//           be x
+//   needs   packed rows aligned to 16 bytes; operands in the type of y or F32,
+//           whole rows or one element per row. y may be x
 template <typename T>
 static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
@@ -4435,8 +4439,8 @@ template <typename T, int THREADS, typename F> static inline __device__ void d_e
     }
 }
 
-// Recomputes the sum of a row in double, after the F32 sum was not finite. All threads of the warp or block call it and
-// get the sum.
+// Recomputes the sum of a row in double, after the F32 sum was not finite.
+// All threads of the warp or block call it and get the sum.
 template <typename T, int THREADS> static NO_INLINE __device__ double d_row_sum_double(const T * x, int64_t n) {
     double sum = 0.0;
     for (int64_t i = threadIdx.x % THREADS; i < n; i += THREADS) { sum += (double) d_f32(x[i]); }
@@ -4590,7 +4594,7 @@ static __global__ void __launch_bounds__(1024) k_argmax(const gcuda_reduce_args 
 }
 
 template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
-    // blocks of 512 threads, limited by registers
+    // at_once: blocks of 512 threads, limited by registers
     const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors();
     const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // one wave
     return with_float(p.x.type, [&](auto v) {
@@ -4667,8 +4671,8 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away, and (x -
-// max) - log keeps it.
+// ln sum_i exp(a_i) of a row as max and log, never added: a large maximum would round the logarithm away.
+// (x - max) - log keeps it.
 struct d_log_sum {
     float max, log;
 };
@@ -4697,8 +4701,8 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
 
 // Mean loss over rows, or a partial loss per block, for any types and strides. A block owns rows r, r + gridDim.x, ...
 //   shared  that of d_block_reduce
-//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes; logits are read three times, mostly from
-//           cache
+//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes;
+//           logits are read three times, mostly from cache
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -4867,7 +4871,7 @@ static int64_t n_losses(const gcuda_array & x) {
     return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS;
 }
 
-// without elements, ln 0 would be multiplied by labels that sum to 0
+// Not without elements: ln 0 would be multiplied by labels that sum to 0.
 static bool loss_is_wide(const gcuda_cross_entropy_args & p) {
     return p.logits.ne[0] > 0 && p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) &&
            is_wide(p.labels);
@@ -4908,8 +4912,8 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
-// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice, the second time backward
-// from cache.
+// k_cross_entropy_loss_back of packed rows. A block owns a row and reads the logits twice,
+// the second time backward from cache.
 //   shared  that of d_block_reduce
 //   floor   logits and labels read, y written
 //   needs   one type, rows aligned to 16 bytes. y may be logits or labels
@@ -4964,8 +4968,8 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 // =====================================================================================================
 
 // Gather by a map: every element of y comes from the address that map m gives, or is m.value where m gives NULL.
-// m.row(i) is computed once per row, m.at(row, i0) gives the source of an element. Types are sizes: 1, 2, 4 or 8 bytes,
-// 16 for vectors.
+// m.row(i) is computed once per row, m.at(row, i0) gives the source of an element.
+// Types are sizes: 1, 2, 4 or 8 bytes, 16 for vectors.
 template <typename T> struct d_gather_parts { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
 // Gather of elements of sizeof(T) bytes. A thread has PARTS elements, all loads in flight before the first store.
@@ -5053,8 +5057,8 @@ static inline __device__ const char * d_stretch_of(
 
 #define GATHER_WIDE_PARTS 4 // vectors per thread
 // Gather of long rows of dense elements in 16-byte stores, from sources at any alignment. Where the sources and as many
-// bytes on either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one. A
-// warp has a tile.
+// bytes on either side are contiguous, aligned words around them may be loaded; elsewhere elements move one by one.
+// A warp has a tile.
 //   floor   y written, its sources read once
 //   needs   element size 1, 2, 4 or 8, dense along dimension 0 in x and y
 template <typename MAP>
@@ -5487,8 +5491,8 @@ static uint4 value_of(gcuda_type type, float value) {
     return make_uint4(w, w, w, w);
 }
 
-// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes, loaded only where any element
-// is kept.
+// y = x inside the diagonal band, m.value outside. A thread has four vectors of 16 bytes,
+// loaded only where any element is kept.
 //   floor   y written, kept elements of x read
 //   needs   packed rows of whole 16-byte units, aligned. y may be x
 template <typename T> static __global__ void k_mask_wide(const gcuda_array y, const d_masked m, const tiles t) {
@@ -5558,8 +5562,8 @@ gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream
 }
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
-// Sums all copies of an element, in double and in a fixed order, for any types and strides. A thread has one element of
-// y.
+// Sums all copies of an element, in double and in a fixed order, for any types and strides.
+// A thread has one element of y.
 //   floor   x read once
 static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
@@ -5628,8 +5632,8 @@ static __global__ void __launch_bounds__(256)
 #define BACK_MANY ((int64_t) 128 * 1024) // vectors of y from which threads need not share copies
 
 #define BACK_SLICES 8 // threads per vector of y
-// k_repeat_back for few results: a block has 32 adjacent vectors of a row, and BACK_SLICES threads share the copies of
-// each.
+// k_repeat_back for few results: a block has 32 adjacent vectors of a row,
+// and BACK_SLICES threads share the copies of each.
 //   shared  BACK_SLICES * (32 * N + 1) doubles, at most 16 KiB
 //   floor   x read once, y written
 //   needs   one type, packed rows of whole 16-byte units, aligned
@@ -5769,8 +5773,8 @@ gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------
-// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index. A thread has four
-// elements.
+// y = a + b[ids] by rows, for any types and strides; a bad id adds nothing and sets bad_index.
+// A thread has four elements.
 //   floor   a read, y written, b mostly from cache
 static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     FOR_TILES(tile, t) {
@@ -5971,13 +5975,15 @@ template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
 template <typename T, int LANES = 8, typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
     const int64_t m = n / d_wide<T>::N;
     if (is_wide_row && n % d_wide<T>::N == 0) {
+        // clang-format off
         return m <= 4 * LANES && LANES < 32 ? f(held<LANES, 4, true>())
                : m <= 128                   ? f(held<32, 4, true>())
                : m <= 256                   ? f(held<64, 4, true>())
                : m <= 512                   ? f(held<128, 4, true>())
                : m <= 1024                  ? f(held<256, 4, true>())
                : m <= 2048                  ? f(held<512, 4, true>())
-                                            : f(held < 512, d_wide<T>::N == 4 ? 8 : 4, true > ()); // F32
+                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // F32 only
+        // clang-format on
     }
     return n <= 128    ? f(held<8, 16, false>())
            : n <= 512  ? f(held<32, 16, false>())
@@ -6080,8 +6086,8 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 //   grid    a block owns a part of PART_BYTES; the second pass runs backward, since the last parts read are in L2
 //   shared  that of d_block_reduce
 //   floor   x read twice, y written once; finish<true> returns false on all threads if a result is missing
-// The second pass is a dependent launch: finish loads its part before the PDL wait. No pass writes x before it is
-// finished.
+// The second pass is a dependent launch: finish loads its part before the PDL wait.
+// No pass writes x before it is finished.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_two_pass(const P p, int64_t n_blocks) {
     if (!IS_LAST) { d_pdl_trigger(); }
@@ -6105,8 +6111,8 @@ static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST)
 }
 
 // Interleaved passes: even turns reduce a part, odd turns finish one that is `first` parts earlier, while L2 holds its
-// row. No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end. The result
-// is the same.
+// row. No block waits: if a result of the row is missing, the part goes to the list for k_interleaved_end.
+// The result is the same.
 //   floor   x read once from memory, once from L2; y written once
 template <typename OP, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_interleaved(const P p, const d_interleaved q) {
@@ -6268,10 +6274,10 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // two-value d_
 // Long rows. Each part stores its mean and its sum of squared deviations; finish combines them in double. If the
 // squares leave the range of F32, a part stores the negated root of their mean instead of the sum. For elements below 1
 // both values are scaled by SMALL_PART, since in F32 they may be subnormal.
-#define SMALL_PART 1.2676506002282294e30f // 2^100
-// 2^53. Squares below SQUARES_LEAST have smaller roots times SMALL_PART, those above F32 larger ones
-#define SMALL_PART_ROOT 9007199254740992.0f
-// elements are scaled by unit
+// Roots of squares below SQUARES_LEAST, times SMALL_PART, are smaller than SMALL_PART_ROOT; those above F32 are larger.
+#define SMALL_PART 1.2676506002282294e30f   // 2^100
+#define SMALL_PART_ROOT 9007199254740992.0f // 2^53
+// unit: the elements were multiplied by it.
 static inline __device__ float2 d_norm_part(float mean, float squares, int n, float unit) {
     const float root = sqrtf(squares / (float) n), up = root * SMALL_PART / unit;
     const bool is_small = unit > 1.0f && root > 0.0f && up < SMALL_PART_ROOT;
@@ -6314,7 +6320,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
         if (!MAY_MISS) { d_pdl_wait(); }
         bool is_missing = false;
-        // sums around it lose no digits
+        // sums of deviations from the first mean lose no digits
         const double first = d_norm_found_of(d_found<float2>(found, &is_missing), 1.0).mean;
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
@@ -6439,8 +6445,8 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
         });
 }
 
-// Stores a row of n elements as one prequantized activation column. Whole warps take part: steps are multiples of a
-// warp's share.
+// Stores a row of n elements as one prequantized activation column.
+// Whole warps take part: steps are multiples of a warp's share.
 template <typename ROW, int THREADS>
 static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
     const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
@@ -6578,12 +6584,12 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
 #define NORM_PRODUCT_MOST 512 // rows of a
 
 // Rows of a times y = rms_norm(x + add) * w + b, with the bits of k_norm_mul_row and k_mul_mat_vec_float. A block
-// computes all of y, the first one stores it, and two rows of a, one step a warp; their weights are loaded before the
-// PDL wait.
+// computes all of y, the first one stores it, and two rows of a, one step a warp;
+// their weights are loaded before the PDL wait.
 //   shared  y, 16 H::THREADS floats; sums [step][row]; that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b, then over y
-//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps. Results overlap no
-//           operand
+//   needs   is_norm_mul_row; rows of a aligned to 16 bytes, at most NORM_PRODUCT_STEPS steps.
+//           Results overlap no operand
 template <typename H>
 static __global__ void __launch_bounds__(H::BLOCK)
     k_norm_product(const D_GRID_CONSTANT gcuda_norm_product_args p, const bool is_early) {
@@ -7091,8 +7097,8 @@ static inline __device__ uint32_t d_route_most(uint32_t v) {
 #endif
 }
 
-// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1; 0: taken,
-// or no expert.
+// Keys of the experts whose probabilities a lane has: that of (probability + bias) plus 1, so that NaN is 1;
+// 0: taken, or no expert.
 template <typename H>
 static inline __device__ void d_route_keys(
     const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t * keys) {
@@ -7128,8 +7134,8 @@ static inline __device__ int d_route_next(const typename H::template row<float> 
     return chosen;
 }
 
-// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes, as soft_max and sum_rows
-// vectorize.
+// Expert routing. A warp owns a token. N = 4 where rows of weights are aligned to 16 bytes,
+// as soft_max and sum_rows vectorize.
 //   floor   logits read, ids and weights written; used * n / 32 comparisons per lane
 //   needs   F32 logits, dense rows; at most ROUTE_MOST experts, ROUTE_USED of them chosen
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
@@ -7254,8 +7260,8 @@ template <typename F> static inline __device__ F d_warp_scan(F v) {
     }
     return v;
 }
-// Exclusive scan from an inclusive one. Not "inclusive minus own": a large or infinite element would change sums before
-// it.
+// Exclusive scan from an inclusive one. Not "inclusive minus own":
+// a large or infinite element would change sums before it.
 template <typename F> static inline __device__ F d_warp_before(F inclusive) {
     const F before = __shfl_up_sync(0xffffffffu, inclusive, 1);
     return threadIdx.x % 32 > 0 ? before : (F) 0;
@@ -7697,8 +7703,8 @@ static __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// General RoPE. A block has a token and up to ROPE_HEADS heads; a thread computes the rotation of its pair once for all
-// of them.
+// General RoPE. A block has a token and up to ROPE_HEADS heads;
+// a thread computes the rotation of its pair once for all of them.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
 //   needs   y may be x: a thread overwrites only what it alone reads
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
@@ -7785,8 +7791,8 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
     return gcuda_launch_rope(args, stream);
 }
 // ---- Hadamard transform of rows, in place of a product with the matrix ----
-// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k. Stages 1, 2, 4 ... give the sums of
-// d_hadamard.
+// A warp transforms a row of 32 * PARTS elements; lane l holds elements l + 32 k.
+// Stages 1, 2, 4 ... give the sums of d_hadamard.
 //   floor   x read, y written
 //   needs   packed rows
 template <typename T, int PARTS>
@@ -7841,8 +7847,8 @@ gcuda_status gcuda_launch_hadamard(const gcuda_mul_mat_args * args, gcuda_stream
     return args->b.type == GCUDA_TYPE_F16 ? hadamard<__half>(*args, stream) : hadamard<float>(*args, stream);
 }
 
-// ---- inputs of attention: rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in
-//    the same launch ----
+// ---- inputs of attention ----
+// rope and set_rows of keys in the cache's type, rope of queries and set_rows of values in the same launch.
 // A single kernel serves all cache types: the quantizers are most of its code.
 #define ROPE_SET_PIECE 1024 // elements that a block processes at once
 #define ROPE_SET_THREADS 256
@@ -7901,7 +7907,9 @@ static bool is_cache_type(gcuda_type type) {
 static inline __device__ void d_quantize_as(gcuda_type type, const float * x, void * y) {
     (void) x, (void) y; // every type may be compiled out
     switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
+        // clang-format on
         D_CACHE_TYPES(X)
 #undef X
         default: break;
@@ -7940,8 +7948,8 @@ static inline __device__ d_rope_heads d_rope_heads_of(
     return { d_at(x, 0, h0, token, 0), nullptr, (int64_t) x.nb[0], (int64_t) x.nb[1], 0, 0, (int) n };
 }
 
-// Quantizes n elements in shared memory, rows of 32, to blocks of y. All threads call it; afterwards x may be
-// overwritten.
+// Quantizes n elements in shared memory, rows of 32, to blocks of y.
+// All threads call it; afterwards x may be overwritten.
 static inline __device__ void d_put_cache(
     const gcuda_array & y, const float (*x)[36], int n, char * blocks, char * to) {
     const int tid = (int) threadIdx.x, size = (int) y.nb[0];
@@ -7980,8 +7988,8 @@ static inline __device__ void d_rope_norm(
     }
 }
 
-// Hadamard transform of each n of n_all elements in shared memory. All threads take part; it begins and ends with a
-// barrier.
+// Hadamard transform of each n of n_all elements in shared memory.
+// All threads take part; it begins and ends with a barrier.
 static inline __device__ void d_hadamard(d_rope_elements & x, int n_all, int n) {
     const int tid = (int) threadIdx.x;
     __syncthreads();
@@ -8024,10 +8032,10 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3)
         const gcuda_rope_set_steps steps = is_key ? p.k_steps : is_query ? p.q_steps : p.v_steps;
         const bool has_norm = steps.norm != nullptr, has_bias = steps.bias != nullptr && !has_norm;
         const bool is_blocks = !is_query && share.unit > 1, is_staged = is_blocks || steps.n_hadamard > 0;
-        const int64_t first = (is_key        ? group
-                                  : is_query ? group - share.n_keys
-                                             : group - share.n_keys - share.n_queries) *
-                              share.n_each;
+        // clang-format off
+        const int64_t first =
+            (is_key ? group : is_query ? group - share.n_keys : group - share.n_keys - share.n_queries) * share.n_each;
+        // clang-format on
         const int64_t row = is_query ? 0 : d_rope_row(p, is_key, token);
         if (row < 0) { continue; } // uniform over the block
         NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
@@ -8361,15 +8369,14 @@ struct d_packed_walk {
     inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
 };
 
-// Few channels and large F32 images have a kernel that reads the unpacked image: strips of PACKED_STRIP pixels, row by
-// row in segments.
+// Few channels and large F32 images have a kernel that reads the unpacked image:
+// strips of PACKED_STRIP pixels, row by row in segments.
 #define PACKED_STRIP 256                   // pixels
 #define PACKED_RING 8                      // rows in shared memory, at most
 #define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel
 #define PACKED_RAWS 8                      // half rows of eight channels in flight: two per producer warp
-// row pitch of results in floats: four rows of two floats per lane cover all banks
-#define PACKED_OUT (PACKED_STRIP + 8)
-// bytes next to weights and ring; 1024: alignment
+#define PACKED_OUT (PACKED_STRIP + 8)      // row pitch of results, floats: four rows of two per lane cover all banks
+// Bytes next to weights and ring; 1024: alignment.
 #define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4)
 
 struct d_packed_rows {
@@ -8582,8 +8589,8 @@ static inline __device__ void d_column_stage(
     }
 }
 
-// Four adjacent columns of consecutive positions in 16 bits: two positions of a column are one word of its row or
-// halves of two.
+// Four adjacent columns of consecutive positions in 16 bits:
+// two positions of a column are one word of its row or halves of two.
 template <typename TY>
 static inline __device__ void d_column_fours(
     const TY * rows, const int (&own)[4], char * to, size_t step, int n_places) {
@@ -8941,8 +8948,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 //   k_conv_2d_wg_rows   few channels of a large F32 image, with wgmma, without a copy of the image
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Position of element k of a patch relative to its first. Distances are ints: images, kernels and padding are below
-// CONV_FAR.
+// Position of element k of a patch relative to its first.
+// Distances are ints: images, kernels and padding are below CONV_FAR.
 #define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
@@ -9236,8 +9243,8 @@ static __global__ void k_conv_2d_few(const gcuda_conv_args p, int64_t n_pixels, 
     }
 }
 
-// ---- large convolutions: packed image and weights (>>k-conv-packed), so that patches are gathered in 16-byte
-//    cp.async ----
+// ---- large convolutions: packed image and weights (>>k-conv-packed) ----
+// So patches are gathered in 16-byte cp.async.
 #ifdef GCUDAI_SIM
 #define PACKED_LEAST 1e6 // multiplications; small here, so that tests of the simulated device reach the kernel
 #define PACKED_FILLS 2   // tiles
@@ -9298,7 +9305,7 @@ static inline int64_t pack_parts(const d_packed & q, int n_taps) {
 // element of adjacent groups.
 static inline __device__ void d_pack_w(
     const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
-    // groups of eight channels per part
+    // most: groups of eight channels per part
     const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps;
     const int64_t oc = b / n_parts;
     const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
@@ -9509,8 +9516,8 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 // pixels through shared memory; _quads channels-last.
 #define DW_TAPS 5 // kernel elements with loads in flight
 
-// General depthwise convolution. A thread has N outputs of a row, in memory order: dimensions 2, 0, 1, 3 if
-// channels-last.
+// General depthwise convolution. A thread has N outputs of a row, in memory order:
+// dimensions 2, 0, 1, 3 if channels-last.
 //   floor   x read once, y written
 //   needs   x and y of type TX
 template <typename TX, typename TW, bool IS_CHANNELS, int N>
@@ -9654,9 +9661,9 @@ static gcuda_status conv_2d_dw_two(const gcuda_conv_args & p, gcuda_stream strea
         ((p.y.ne[0] + 1) / 2 * p.y.ne[1] * p.y.ne[2] * p.y.ne[3] + 127) / 128, 128, stream, p);
 }
 
-// ---- 3 x 3, stride 1: a thread slides down DW_SLIDE rows of the result; each row of the image is loaded once and
-//    added to the
-// three rows of the result that use it ----
+// ---- 3 x 3, stride 1 ----
+// A thread slides down DW_SLIDE rows of the result. Each row of the image is loaded once and added to the three rows of
+// the result that use it.
 #define DW_SLIDE 16 // rows
 
 // Results of a thread one by one, for infinite or NaN weights.
@@ -9940,7 +9947,7 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 &&
                         p.d1 == 1 && is_large && is_near;
     const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // n_own: outputs per thread
-    // threads
+    // n_slide: threads
     const int64_t n_slide =
         n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4));
     const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
@@ -10242,8 +10249,8 @@ static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, in
 // Whether v is larger than the maximum so far; NaN counts as no number.
 static inline __device__ bool d_pool_is_larger(float v, float max) { return v > max || (isnan(max) && !isnan(v)); }
 
-// Maximum of a window and its first position in the plane; NaN if the window has no number, -FLT_MAX and -1 if it is
-// empty.
+// Maximum of a window and its first position in the plane;
+// NaN if the window has no number, -FLT_MAX and -1 if it is empty.
 static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
     float max = NAN;
     *at = -1;
@@ -10896,8 +10903,8 @@ static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors
     return launch(k_upscale_taps<T, N, C>, t.across * t.down * n_planes, 128, stream, p, f, t);
 }
 
-// Columns per thread: four if source positions are at most half an element apart, two if at most one, and y allows
-// vector stores.
+// Columns per thread: four if source positions are at most half an element apart, two if at most one,
+// and y allows vector stores.
 template <int N>
 static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     const bool is_near = is_wide(p.y) && p.y.ne[0] <= UPSCALE_EXACT && p.x.ne[0] <= UPSCALE_EXACT;
@@ -11147,8 +11154,8 @@ template <typename T> static inline __device__ int64_t d_scan_state(T * const & 
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
-// Selective scan, token by token. LANES threads keep the state of a channel in registers; inputs are loaded one token
-// ahead.
+// Selective scan, token by token. LANES threads keep the state of a channel in registers;
+// inputs are loaded one token ahead.
 //   floor   state read and written once; x, dt, B, C read; y written
 //   needs   at most LANES * PER states; WIDE: s, B, C in F32 and aligned to 16 bytes
 template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
@@ -11405,8 +11412,8 @@ struct d_scan_segments {
 };
 
 // y += weights u for a chunk with non-finite u. Each sum takes only tokens up to its own: the product's weight of 0
-// times an infinite u of a later token would be NaN. y: channels g and g + 8 of tokens `token` and token + 1; u as in
-// the kernel.
+// times an infinite u of a later token would be NaN. y:
+// channels g and g + 8 of tokens `token` and token + 1; u as in the kernel.
 static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[8], const float * weights, int token) {
     const int quad = (int) threadIdx.x % 32 / 4 * 4;
     NO_UNROLL for (int k = 0; k < 4; ++k) {
@@ -11420,8 +11427,8 @@ static inline __device__ void d_scan_own_tokens(float (&y)[4], const float (&u)[
     }
 }
 
-// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states, begin, then chunk by
-// chunk `advance`.
+// One chunked scan of a block of threads, see above: 16 channels per pair of warps. load_states,
+// begin, then chunk by chunk `advance`.
 template <int NT, scan_span SPAN> struct d_scan_chunks { // NT: accumulators per warp
     static const bool HAS_Y = SPAN != SCAN_STATES;
     static const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT;
@@ -11694,9 +11701,10 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     d_scan_chunks<NT, SPAN> scan(p, shared);
     const int pairs = scan.n_warps / 2;
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
-    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = IS_WHOLE              ? 1
-                                                             : SPAN == SCAN_STATES ? segments.n - 1
-                                                                                   : segments.n;
+    // clang-format off
+    const int64_t n_heads = p.x.ne[1] * p.x.ne[3],
+                  n_spans = IS_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    // clang-format on
     if (SPAN == SCAN_STATES) { d_pdl_trigger(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nothing needs the state after the last segment
         const int64_t head_at = block / per_head, span = IS_WHOLE ? 0 : head_at / n_heads,
@@ -11724,8 +11732,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     }
 }
 
-// Replaces the segments' final states from zero by their initial states, a serial scan over segments. A thread has four
-// adjacent states.
+// Replaces the segments' final states from zero by their initial states, a serial scan over segments.
+// A thread has four adjacent states.
 //   floor   states read and written once
 static __global__ void __launch_bounds__(256)
     k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
@@ -11783,8 +11791,8 @@ static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pair
     return s;
 }
 
-// Warp pairs per block: all of a head's, unless that leaves SMs idle. 0: other kernels. Sets segments where heads alone
-// are too few.
+// Warp pairs per block: all of a head's, unless that leaves SMs idle.
+// 0: other kernels. Sets segments where heads alone are too few.
 static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segments) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
     if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 ||
@@ -11794,12 +11802,15 @@ static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segm
     if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c) || n_heads == 0 || all == 0) { return 0; }
     int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
     while (all % pairs != 0) { --pairs; }
-    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster, with 78 it takes twice
-    // as long.
+    // Measured at 512 tokens in one segment: with 23 channels per SM token by token is faster,
+    // with 78 it takes twice as long.
     if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
         *segments = scan_segments(p, pairs);
-        return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32 ? pairs
-                                                                                                                 : 0;
+        // clang-format off
+        return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32
+                   ? pairs
+                   : 0;
+        // clang-format on
     }
     while (pairs % 2 == 0 && all / pairs * n_heads * 3 < n_multiprocessors() * 2) { pairs /= 2; }
     return pairs;
@@ -12019,8 +12030,8 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
 }
 
 // ---- recurrences with a matrix state per head ----
-// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys. A line is the inner elements of
-// one result.
+// The state of a head is Z x Z. A result is a sum along its inner dimension, the keys.
+// A line is the inner elements of one result.
 enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
 
 struct d_linear {
@@ -12038,8 +12049,8 @@ template <int KIND> struct d_linear_inputs {
     static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 does not depend on the token
 };
 
-// Linear recurrence, token by token. LANES threads keep one line of the state in registers; inputs are loaded one token
-// ahead.
+// Linear recurrence, token by token. LANES threads keep one line of the state in registers;
+// inputs are loaded one token ahead.
 //   floor   state read and written once, inputs read, results written
 //   needs   Z at most LANES * PER; WIDE: inputs in F32 and aligned to 16 bytes
 template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_linear(const d_linear p) {
@@ -12486,8 +12497,8 @@ static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_sol
     }
 }
 
-// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below. A block
-// has 32 columns.
+// Triangular solve for columns of any length: X is written panel by panel and read again for the rows below.
+// A block has 32 columns.
 //   shared  8 KiB
 //   floor   A and B read, X written; X read n / 64 times from cache
 static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
@@ -12921,8 +12932,8 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 // and the first equal ones in row order. Short rows are sorted.
 #define TOP_K_SHORT 256
 
-// Called by the first warp: the digit, from the highest down, at which the counts reach `left`, and how many of it are
-// needed.
+// Called by the first warp: the digit, from the highest down, at which the counts reach `left`,
+// and how many of it are needed.
 static inline __device__ void d_top_k_digit(const unsigned * count, unsigned left, unsigned * digit, unsigned * rest) {
     const int lane = (int) threadIdx.x % 32;
     unsigned own[8], sum = 0;
@@ -13333,7 +13344,7 @@ static inline __device__ void d_id_sort(
 
 // Number of blocks of the sort for tiles of at most tn columns; *n_bytes: shared memory.
 static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
-    // experts of pairs in 16 bits
+    // n_slots: bytes for the experts of pairs, 16 bits each
     const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 2;
     l.tn = tn;
     l.has_counts = fits_shared(n_counts, 0);
@@ -13710,8 +13721,8 @@ gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_str
     return launch_pdl(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
-// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1, as it
-// mostly is.
+// Multiplies rows of the product by their scale. A warp owns a row and leaves it alone where the scale is 1,
+// as it mostly is.
 //   floor   scales read; rows with another scale read and written
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
     d_pdl_prologue();
@@ -13953,8 +13964,8 @@ TILE_FORMAT(Q6_K, false, false) {
     }
 };
 
-// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 25, 43; with 4 added, 64 -
-// those.
+// Codebook values offset by 64, so that no code is negative: digits 0 1 2 become 64 + 8, 64 + 25, 64 + 43; with 4
+// added, 64 - 8, 64 - 25, 64 - 43.
 static inline __device__ void d_frag8_iq2(uint32_t digits, uint32_t signs, d_frag8 & o) {
     digits += 4u * signs;
     o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
@@ -14153,7 +14164,7 @@ static inline __device__ void d_tile_mma(float (&c)[4], const uint32_t (&a)[4], 
 
 // ---- the kernel ----
 struct d_tile_part { // one product of a group with common activations; blocks are assigned to one product each
-    // bytes: offsets of weights and results from those of the first product; extra distance between its columns
+    // Bytes. a, y: offsets of weights and results from those of the first product; y_c: extra distance between columns.
     int64_t a, y, y_c;
     int m, m_tiles;            // rows
     int first_block, n_blocks; // INT32_MAX for an unused entry
@@ -14445,8 +14456,8 @@ static inline __device__ void d_tile_store(
 
 // Epilogue of a tile whose accumulators are in scratch: one matrix with few columns. For more columns a separate kernel
 // is faster. Every type's kernel contains it, so elements are processed one by one while all loads are in flight.
-// Inlined in the stores of the accumulators it would be more code than the products. A warp has the rows that it
-// stored.
+// Inlined in the stores of the accumulators it would be more code than the products.
+// A warp has the rows that it stored.
 #define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
 static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
     const int lane = (int) threadIdx.x % 32;
@@ -14750,7 +14761,9 @@ static gcuda_status launch_tile(
 // Calls f with a value of the weights' type.
 template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID : return f(d_format<GCUDA_TYPE_##ID>());)
+// clang-format off
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
+        // clang-format on
         D_WEIGHT_TYPES(X)
 #undef X
         default: return with_float(type, f);
@@ -15191,8 +15204,8 @@ struct d_mma_format_of {
     static constexpr bool has_words = true; // decodes words, whose alignment matters; otherwise only bytes and halves
     static constexpr bool is_memory_bound = false; // then no separate kernel for rows aligned to 4 bytes
     // The first weights are copied to shared memory before the PDL wait, by blocks that leave room for one block of the
-    // activation kernel. That costs registers and pays where decoding needs few; other formats prefetch the first
-    // weights to L2.
+    // activation kernel. That costs registers and pays where decoding needs few;
+    // other formats prefetch the first weights to L2.
     static constexpr bool is_early = false;
     // Loads activations of the next step during the reduction (d_mma_x), as formats with is_early do: 3 to 6 % of 4096
     // x 14336. Other formats gain nothing, and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
@@ -15441,8 +15454,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
     }
 };
 
-// Scales of group i of four, from the nibbles of its byte. A nibble placed in the mantissa of 128 makes d (nibble +
-// 1/2) one FMA.
+// Scales of group i of four, from the nibbles of its byte. With a nibble placed in the mantissa of 128,
+// d (nibble + 1/2) is one FMA.
 static inline __device__ void d_codes8_iq2_scales(float d, uint32_t word, int i, d_frag8_pieces<2> & o) {
     const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
     UNROLL for (int h = 0; h < 2; ++h) {
@@ -16136,8 +16149,8 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
 #define VEC_COLUMNS_BLOCKS 8
 #endif
 
-// Quantizes the activations of all matrices to int8, for kernels of several columns. A block has half a step of a
-// column.
+// Quantizes the activations of all matrices to int8, for kernels of several columns.
+// A block has half a step of a column.
 //   floor   b read, 1.5 bytes per element written
 //   needs   xq, xs aligned to 16 bytes
 static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
@@ -16174,8 +16187,8 @@ template <typename A, int COLS> struct d_vec_shape {
     // The kernel quantizes activations itself, in column_bytes per step. For two columns only where decoding dominates.
     static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
     static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
-    // Steps in parallel: at most half of the warps of one column. Small products use that half, so both add in the same
-    // order.
+    // Steps in parallel: at most half of the warps of one column.
+    // Small products use that half, so both add in the same order.
     static constexpr int at_once = max_warps == 32 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
@@ -16254,7 +16267,7 @@ template <typename A, typename F>
 static inline __device__ void d_vec_own_column(const d_vec_job & p, const char * column, int64_t step, int sub,
     int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    // parts that a warp quantizes together; iterations in flight
+    // N: parts that a warp quantizes together; AT_ONCE: iterations in flight
     constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N;
     const int n_sub = (int) blockDim.y, second = d_vec_second_quad(lane, FORM.order);
     const int first = N == 2 ? d_vec_eight(lane, FORM.order) : 4 * d_vec_quad(lane, FORM.order);
@@ -16407,7 +16420,7 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
             if (V::sign_words == 2) { to[1] = entry.y; }
         }
     }
-    // kernels that quantize activations synchronize there
+    // kernels that quantize activations synchronize when these are complete
     if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); }
 }
 
@@ -16546,8 +16559,8 @@ static inline __device__ void d_vec_reduce_rows(float (&sum)[2][COLS], const d_v
 }
 
 // Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix, rows of both alternate.
-// A block is at_once warps wide and n_sub high. Where a warp processes two rows, half of its lanes for each, n_side is
-// twice n_sub.
+// A block is at_once warps wide and n_sub high. Where a warp processes two rows,
+// half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
@@ -16567,7 +16580,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
-    // [row of the block][step][column]
+    // partial sums, [row of the block][step][column]
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes);
     const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // after the partial sums
     d_vec_ring<A, SLOTS, ALIGNED> ring;
@@ -16635,8 +16648,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 }
 
 // Matrix-vector product of quantized weights, int8 dot products (dp4a), COLS activation columns per matrix of a. A
-// block has `rounds` rounds of n_side rows of one matrix; ALIGNED: rows at multiples of 16 bytes, WIDE: tables with
-// copies per lane.
+// block has `rounds` rounds of n_side rows of one matrix; ALIGNED:
+// rows at multiples of 16 bytes, WIDE: tables with copies per lane.
 //   shared  tables, then d_vec_shape::slots stages of a step per warp, activations being quantized, partial sums
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   k a multiple of 32 (vec_takes). A bad expert id gives zeros and sets bad_index
@@ -16658,8 +16671,8 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 // A warp processes tiles of 16 rows, 512 or 256 elements of each, through a cp.async pipeline. With g = lane / 4 and
 // t = lane % 4, a lane decodes eight elements of rows g and g + 8 of every group of 32: the A fragment of mma.sync
 // m16n8k32. int8 activations stay in registers in the format's order. A piece is 32 or 16 elements with one scale.
-// Warps of a block have different steps of the same rows; after a few tiles they reduce in shared memory in a fixed
-// order.
+// Warps of a block have different steps of the same rows;
+// after a few tiles they reduce in shared memory in a fixed order.
 //   floor   bytes of the weights; activations come from L2, once per block
 
 #define MMA_STEP 512 // elements of a column quantized together
@@ -16725,8 +16738,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // per row tile
     static constexpr int groups = TILES == 1 ? d_mma_format<A>::groups : MMA_GROUPS, step = 32 * groups;
     static constexpr int step_bytes = step * (int) sizeof(typename A::block) / A::n;
-    // Per row of a stage: 15 bytes extra, since a step starts at any byte. An odd number of chunks spreads eight rows
-    // over all banks.
+    // Per row of a stage: 15 bytes extra, since a step starts at any byte.
+    // An odd number of chunks spreads eight rows over all banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_of_tile = groups * d_mma_format<A>::pieces * 4,
@@ -16740,12 +16753,10 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more latency than long batches between reductions, or more than two stages. Multiples of four: each SM
     // partition has a quarter of the registers and every fourth warp.
-    static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2      ? 16
-                                                      : slots_of(12, 3) >= 2 ? 12
-                                                                             : 8)
-                                                : (slots_of(16, 1) >= 2      ? 16
-                                                      : slots_of(12, 1) >= 2 ? 12
-                                                                             : 8);
+    // clang-format off
+    static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8)
+                                                : (slots_of(16, 1) >= 2 ? 16 : slots_of(12, 1) >= 2 ? 12 : 8);
+    // clang-format on
     static constexpr int batch_of_two = slots_of(max_warps, 2) >= 2 ? 2 : 1;
     static constexpr int batch = // row tiles per warp between reductions
         TILES == 2                ? batch_of_two
@@ -16762,8 +16773,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
-// Adds the mins' part to the sums of a tile: TF32 products, in which mins are exact and the activation sums x are split
-// in two.
+// Adds the mins' part to the sums of a tile: TF32 products,
+// in which mins are exact and the activation sums x are split in two.
 template <typename A, int GROUPS>
 static inline __device__ void d_mma_mins(
     const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
@@ -17198,8 +17209,8 @@ static inline __device__ void d_mul_mat_mma(
 }
 
 // Matrix product of quantized weights with up to 16 int8 activation columns, mma.sync m16n8k32 (S8). A block has tiles
-// of 16 rows of one matrix; its warps split k. TILES: column tiles of 8. LISTS: mul_mat_id, lists of up to eight pairs
-// per expert.
+// of 16 rows of one matrix; its warps split k. TILES: column tiles of 8.
+// LISTS: mul_mat_id, lists of up to eight pairs per expert.
 //   shared  codebook, queue, kept sums, then per warp partial sums, scales and d_mma_shape::slots stages of 16 rows
 //   floor   bytes of the weights; activations from L2, once per block
 //   needs   rows aligned to 4 bytes if ALIGNED, otherwise to the size of the format's words (mma_takes)
@@ -17267,7 +17278,7 @@ static __global__ void __launch_bounds__(MMA_RESERVED_THREADS, 8)
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
     for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
-        // other divisors take as long as everything else
+        // two constant divisors: a division by a variable takes as long as everything else
         const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2);
         const int64_t matrix = n_matrices == 1 ? 0 : unit / p.units;
         const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x,
@@ -17561,7 +17572,7 @@ static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int
         const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm;
         p.n_sub = warps / p.at_once < side ? warps / p.at_once : (int) side;
         *n_warps = p.n_sub * p.at_once;
-        // blocks per matrix
+        // all, share: blocks per matrix
         const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices;
         const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
         const int64_t wanted = all < share ? all : share, blocks = wanted > least ? wanted : least;
@@ -17828,8 +17839,8 @@ static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
     return p;
 }
 
-// The kernel's job, of a product, a group or experts; false: it is not taken. More than eight columns need tensor
-// cores.
+// The kernel's job, of a product, a group or experts; false: it is not taken.
+// More than eight columns need tensor cores.
 static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     const gcuda_mul_mat_args * args = job.args;
     const bool is_prequantized = args != nullptr && args->is_prequantized;
@@ -18058,8 +18069,8 @@ static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #endif
 }
 
-// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end; conversion waits until all loads are in
-// flight.
+// Elements k .. k + N - 1 of a row of weights, unconverted, zeros past its end;
+// conversion waits until all loads are in flight.
 template <typename A> struct d_float_weights {
     static constexpr int N = d_wide<A>::N;
     static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
@@ -18099,8 +18110,8 @@ template <int N> struct d_float_column<d_any_float, N> {
     }
 };
 
-// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice: a 64-bit one costs a global
-// load.
+// Addresses of column c of matrix i in b and in y. 32-bit divisions where they suffice:
+// a 64-bit one costs a global load.
 template <typename I>
 static inline __device__ void d_float_place(const d_job & p, I i, I c, const char ** b, char ** y) {
     const I n1 = (I) p.y.ne[1], n2 = (I) p.a.ne[2], r2 = (I) p.b.ne[2] / n2, r3 = (I) p.b.ne[3] / (I) p.a.ne[3];
@@ -18135,15 +18146,14 @@ static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, 
 
 // ---- F32 FMA ----
 // A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` accumulates the loaded
-// weights. As each 16 bytes are consumed, those at the same position from `row` on are loaded if wanted: loads never
-// pause.
+// weights. As each 16 bytes are consumed, those at the same position from `row` on are loaded if wanted:
+// loads never pause.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
+    // clang-format off
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2,
-                         wanted = (COLS < 4      ? 16
-                                      : COLS < 8 ? 8
-                                                 : 4) /
-                                  N;
+                         wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
+    // clang-format on
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
     static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
     // One column: smaller blocks, two per SM. One reads while the other starts or ends.
@@ -18707,8 +18717,8 @@ static gcuda_status launch_float_job(const gcuda_mul_mat_job & job, gcuda_stream
     return launch_float_vec(p, n, wants_f32, max_shared, stream);
 }
 
-// Vectorized: rows of both operands at multiples of 16 bytes, whole eights of elements, activations in F32 or the
-// weights' type.
+// Vectorized: rows of both operands at multiples of 16 bytes,
+// whole eights of elements, activations in F32 or the weights' type.
 static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
     const gcuda_array &a = job.args != nullptr ? job.args->a : job.experts->as,
                       &b = job.args != nullptr ? job.args->b : job.experts->b;
@@ -18742,14 +18752,14 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 //   `full`     arrival count 1: the producer's. Its phase completes when the producer has arrived and all expected
 //              bytes have landed
 //   `empty`    arrival count: the consumer warps; in a cluster those of all blocks that read the stage
-//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes); d_tma_load...(full); next
-//              stage
+//   producer   for each step: d_mbarrier_wait(empty); d_mbarrier_arrive_expect(full, bytes);
+//              d_tma_load...(full); next stage
 //   consumer   for each step: d_mbarrier_wait(full); d_wgmma_fence; d_wgmma_...; d_wgmma_commit; d_wgmma_wait<0>; one
 //              lane of each warp calls d_mbarrier_arrive(empty); next stage. d_wgmma_wait<1> instead keeps the tensor
 //              cores busy: it waits for the products of the previous step, and the consumer releases the previous stage
 //   phases     each use of a stage is a phase of its mbarriers. A wait takes the parity of the phase; d_pipeline_state
-//              counts index and parity. A producer begins with parity 1, so that its first round of waits for `empty`
-//              returns at once
+//              counts index and parity. A producer begins with parity 1,
+//              so that its first round of waits for `empty` returns at once
 //   begin      one thread calls d_mbarrier_init and d_mbarrier_fence_init; then all threads synchronize: __syncthreads,
 //              in clusters d_cluster_sync
 //   end        no copy may be in flight to a block that has exited: wait for every phase with copies, and let the
@@ -18778,8 +18788,8 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 #define D_PTX(instruction, call) call
 #endif
 
-// Attribute of a kernel with clusters of n blocks along x; gridDim.x is a multiple of n. Its body begins with
-// D_IN_CLUSTER(n).
+// Attribute of a kernel with clusters of n blocks along x; gridDim.x is a multiple of n.
+// Its body begins with D_IN_CLUSTER(n).
 #if D_SM90 && defined(__CUDACC__)
 #define D_CLUSTER(n) __cluster_dims__(n, 1, 1)
 #else
@@ -18829,8 +18839,8 @@ static inline __device__ uint32_t d_shared_address(const void * p) {
 }
 
 // ---- mbarrier ----
-// A phase completes when n_arrivals threads have arrived and all expected bytes have landed; then the next phase
-// begins.
+// A phase completes when n_arrivals threads have arrived and all expected bytes have landed;
+// then the next phase begins.
 
 // Called by one thread, which then calls d_mbarrier_fence_init. __syncthreads or d_cluster_sync comes before other
 // threads use the barrier.
@@ -18844,8 +18854,8 @@ static inline __device__ void d_mbarrier_fence_init() {
     D_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"), sim_mbarrier_fence_init());
 }
 // Waits until the phase of this parity is complete: 0 for the first, third, ... phase, 1 for the second, fourth, ...
-// and for the phase before the first. A waiting thread must not be two phases late, because a later phase has the same
-// parity.
+// and for the phase before the first. A waiting thread must not be two phases late,
+// because a later phase has the same parity.
 static inline __device__ void d_mbarrier_wait(uint32_t bar, uint32_t parity) {
 #ifdef __CUDACC__
     uint32_t is_over;
@@ -19004,9 +19014,10 @@ static inline __device__ int d_cluster_rank() {
 // Barrier of all threads of the cluster. Also the last statement of a kernel whose shared memory other blocks may still
 // write.
 static inline __device__ void d_cluster_sync() {
-    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
-                           : "memory"),
+    // clang-format off
+    D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"),
         sim_cluster_sync());
+    // clang-format on
 }
 // Named barrier 1 .. 15 of a block (0 is __syncthreads): completes when n_threads, a multiple of 32, have called sync
 // or arrive. arrive does not wait.
@@ -19021,8 +19032,8 @@ static inline __device__ void d_named_arrive(int id, int n_threads) {
         sim_named_barrier(id, n_threads, false));
 }
 // setmaxnreg, called by all four warps of a warpgroup: sets the registers per thread to N, a multiple of 8 from 24
-// to 256. give releases registers, take waits for released ones. The kernel has __launch_bounds__ with a number of
-// blocks per SM.
+// to 256. give releases registers, take waits for released ones.
+// The kernel has __launch_bounds__ with a number of blocks per SM.
 template <int N> static inline __device__ void d_setmaxnreg_dec() {
     D_PTX(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)), sim_set_registers(N, true));
 }
@@ -19041,8 +19052,8 @@ template <int N> static inline __device__ void d_setmaxnreg_inc() {
 //                             bytes further, a multiple of 1024. Descriptor of the next 16 k: + 128
 //   d_desc_plain(at, plane)   K-major without swizzle. A row's 8 elements of k are 16 bytes; rows are consecutive. The
 //                             next 8 elements of k are `plane` bytes further. `at` may be any row, at a multiple of 16
-// 128-byte swizzle: chunk c (16 bytes) of the 128-byte row r is stored at chunk c ^ (r % 8); r counts from a multiple
-// of 1024 bytes.
+// 128-byte swizzle: chunk c (16 bytes) of the 128-byte row r is stored at chunk c ^ (r % 8);
+// r counts from a multiple of 1024 bytes.
 enum { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 }; // bits 62 and 63 of a descriptor
 
 // Offsets of a descriptor in bytes:
@@ -19243,12 +19254,14 @@ static bool tensor_map_of(
 //             swizzle, wgmma descriptor d_desc_k_128. A step of 64 elements of all columns is contiguous. The two
 //             blocks of a cluster have the same columns and different rows: each loads half of a step by TMA multicast
 //   weights   encoded, in slabs (stages) of 64 (floats) or 256 elements of k per row
-// The order of k within 128 elements is free if both operands agree. Lane l of a warp decodes group l % 4 of the four
-// groups, in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats the order is
-// free within 64. F32 is multiplied as TF32: a TF32 number takes the place of two F16 elements and words keep their
-// positions. Split-K: with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel
-// reduces them. With few columns decoding dominates, and in 61 % of the cycles none of eight warps can issue (ncu,
-// H200). For 64 columns and quantized weights two blocks share an SM, and sixteen warps decode.
+//   order     of k within 128 elements: free if both operands agree. Lane l of a warp decodes group l % 4 of the four
+//             groups, in rows l / 4 and l / 4 + 8; four of its elements belong to each wgmma of depth 16. For floats
+//             the order is free within 64
+//   F32       multiplied as TF32: a TF32 number takes the place of two F16 elements, and words keep their positions
+//   split-K   with too few tiles for the device, or an uneven number, k is cut into n_parts; a second kernel reduces
+//             them
+// With few columns decoding dominates: in 61 % of the cycles none of eight warps can issue (ncu, H200). For 64 columns
+// and quantized weights two blocks share an SM, and sixteen warps decode.
 //   shared  up to 226 KiB
 //   floor   a once per TN columns; packed b (2 bytes per element) once per 256 rows, from L2
 #define WG_ROWS 128
@@ -19722,7 +19735,7 @@ static inline __device__ int d_wg_skew(const d_wg_id_job & p, const d_wg_id_item
 
 template <typename A> struct d_wg_id_slab {
     static constexpr int k = d_wg_slab<A>::k, bytes = d_wg_slab<A>::bytes;
-    // maximum; rows of large blocks are aligned to 16 bytes
+    // largest skew; rows of large blocks are aligned to 16 bytes
     static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew;
     static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
 };
@@ -19749,8 +19762,8 @@ static inline __device__ void d_wg_store(
 }
 
 // ---- both operands by TMA: F16, BF16, or F32 as TF32, batched ----
-// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it; wgmma descriptors
-// d_desc_k_128.
+// Shared-memory layout of A and B: K-major with 128-byte swizzle, as the tensor maps load it;
+// wgmma descriptors d_desc_k_128.
 struct d_wg_gemm {
     d_wg_job wg;             // m, n, tiles, parts and y are used
     int ne2, a2, a3, b2, b3; // matrices of y along dimension 2; how many share one of a and of b
@@ -19909,7 +19922,7 @@ static inline __device__ void d_wg_fetch_weights(
     }
 }
 
-// a stage, by a warp that has read it
+// Releases a stage, by a warp that has read it.
 static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int lane) {
     if (lane < 2) { d_mbarrier_arrive_at(bar, lane); }
 }
@@ -20960,8 +20973,8 @@ struct d_wg_conv_ring {
     uint32_t full, empty; // mbarriers, eight bytes each
 };
 
-// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later; TMA loads
-// weights.
+// Producer: a thread copies a 16-byte piece of every sixteenth row by cp.async and arrives two steps later;
+// TMA loads weights.
 template <int BM, int BN>
 static inline __device__ void d_wg_conv_fetch(
     const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
@@ -21119,8 +21132,8 @@ struct d_wg_rows {
     int image, x0, y0, n_rows;     // start of the segment in the result, and its rows
 };
 
-// A unit is half a row of eight channels. Units rotate over the four warps; a warp requests its next but one when it is
-// done.
+// A unit is half a row of eight channels. Units rotate over the four warps;
+// a warp requests its next but one when it is done.
 static inline __device__ void d_wg_rows_fetch(
     const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
     const int lane = thread % 32, warp = thread / 32, per_row = 2 * q.n_c, n_rows = r.n_rows + s.below,
@@ -21815,23 +21828,21 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     ROWS and WGMMA
 //   k_attn_classes  32 tiles of 32 tokens a block     classifies tiles of the mask: empty, full (no bias), mixed; not
 //                                                     for short masks, nor if the caller passes mask_classes
-//   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each has a ring of 16 positions
-//                                                     of k and v
-//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles of 64
-//                                                     positions
+//   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each warp has a ring of 16
+//                                                     positions of k and v
+//   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles
+//                                                     of 64 positions
 //   k_attn_wg       (rows / 128 or 64) x splits       WGMMA: the same with TMA and wgmma, on 9.0a
-//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements; the block has a ring of 32 or
-//                                                     16 positions
-//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a: TMA and wgmma, positions are the
-//                                                     rows of products
-//   k_attn_join     rows x DV / 128 or 64             adds partial results in the order of the splits; not for one
-//                                                     split
+//   k_attn_elements (rows / 16, 32 or 64) x splits    ELEMENTS: warps split the elements;
+//                                                     the block has a ring of 32 or 16 positions
+//   k_attn_latent   (rows / 16) x splits              ELEMENTS with v in k, on 9.0a:
+//                                                     TMA and wgmma, positions are the rows of products
+//   k_attn_join     rows x DV / 128 or 64             adds partial results of several splits, in their order
 //
 // Splits divide the visible tiles, those that some row of the block sees, so a view of a whole cache costs only its
 // visible tiles. Results do not depend on the order in which blocks run: every run has the same bits. Scores are in
 // units of log 2 (exp2).
-//   floor      k and v once for each block of rows; q, mask and y once. SPLIT with up to 8 rows is bound by reading k
-//              and v
+//   floor      k and v once for each block of rows; q, mask and y once. SPLIT up to 8 rows: bound by reading k and v
 //   measured   H100, which reads 3,083 GB/s; cuBLAS F16 762 TFLOP/s. One run each
 //     path      heads, K / V           positions           time or rate
 //     SPLIT     8 x 4, 128             65,536, one query   F16 104 us (84 % of reading), Q8_0 74 (62 %), Q4_0 64 (38 %)
@@ -22337,8 +22348,10 @@ struct d_attn_places {
         k_rows = d_attn_row_at(a.k, k_head, a.p.k.nb[1], g) | d_attn_row_at(a.k, k_head, a.p.k.nb[1], g + 8) << 16;
         for (int i = 0; i < 2; ++i) {
             const int j = 2 * t + 8 * i;
-            v_rows[i] = d_attn_row_at(a.v, v_head, a.p.v.nb[1], j) | d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1)
-                                                                         << 16;
+            // clang-format off
+            v_rows[i] = d_attn_row_at(a.v, v_head, a.p.v.nb[1], j) |
+                        d_attn_row_at(a.v, v_head, a.p.v.nb[1], j + 1) << 16;
+            // clang-format on
         }
     }
 };
@@ -22781,8 +22794,8 @@ static __global__ void __launch_bounds__(d_attn_threads<HAS_CODES>, (d_attn_resi
     q.part_bytes = a.q_bytes;
     q.n_parts = a.q_parts;
     q.n_steps = a.n_steps;
-    // After k_attn_classes all grids before that have ended: q can be read before the wait. Otherwise the trigger comes
-    // first.
+    // After k_attn_classes all grids before that have ended: q can be read before the wait.
+    // Otherwise the trigger comes first.
     bool has_waited = false;
     if (!a.is_after_classes) { d_pdl_trigger(); }
     const int n_items = d_attn_n_items(a);
@@ -23114,8 +23127,8 @@ static inline __device__ void d_attn_store(
 
 #define ATTN_ROWS_THREADS 128
 
-// ROWS: a block has 64 MT rows and a split of the tiles that they see. A warp has 16 MT of these rows; all share a ring
-// of tiles.
+// ROWS: a block has 64 MT rows and a split of the tiles that they see.
+// A warp has 16 MT of these rows; all share a ring of tiles.
 //   floor   2 (DK + DV) operations per row and position on tensor cores; k and v once per block of rows
 //   shared  q and two stages of 64 positions of k and v (cp.async)
 //   needs   k and v F16 or BF16, rows at multiples of 16 bytes; DK and DV up to 8 DT, multiples of 8
@@ -23767,8 +23780,8 @@ static inline __device__ void d_attn_elements_finish(
 // then every eighth 16 elements of v.
 //   floor   k and v once per block of rows; only k if v is in k
 //   shared  q, scores, weights, then up to ATTN_ELEMENT_STAGES stages of TP positions (cp.async)
-//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4); DK up to 640, DV up to 512,
-//           multiples of 8
+//   needs   rows of k and v at multiples of 16 bytes (quantized: 2; Q4_1, Q5_1: 4);
+//           DK up to 640, DV up to 512, multiples of 8
 //   arch    7.5; BF16 8.0
 template <int MT, int TP, bool HAS_CODES>
 static __global__ void __launch_bounds__(32 * ATTN_ELEMENT_WARPS, 1)
@@ -24223,7 +24236,7 @@ static inline __device__ void d_attn_wg_biases(const d_attn_mma & a, const d_att
 // d_half_exponent of a number's bits, clamped to at least -120, so that its power of 2 is a normal float.
 static inline __device__ int d_attn_wg_exponent(uint32_t bits) {
     const int exponent = (int) (bits >> 23) - 126 - 14;
-    // 2^-6, 2^15, infinity
+    // bounds as bits: 2^-6, 2^15, infinity
     const bool is_far = (bits < 0x3c800000u && bits > 0) || (bits > 0x47000000u && bits < 0x7f800000u);
     return !is_far ? 0 : exponent > -120 ? exponent : -120;
 }
@@ -24549,8 +24562,8 @@ static inline __device__ void d_attn_wg_compute(const d_attn_mma & a, const d_at
 //   floor   2 (DK + DV) operations per row and position on tensor cores; exponentials (16 per clock) take as long at
 //           64, half as long at 128
 //   shared  q, 2 or ATTN_WG_STAGES stages of k and v, 1 or 2 of the mask
-//   needs   k and v as T with rows at multiples of 16 bytes; without code for 9.0a it has no static shared memory
-//           (attn_set_wg)
+//   needs   k and v as T with rows at multiples of 16 bytes;
+//           without code for 9.0a it has no static shared memory (attn_set_wg)
 //   arch    9.0a
 template <typename T, int DK, int DV, int PARTS>
 static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::threads, 1)
@@ -24629,8 +24642,7 @@ static __global__ void __launch_bounds__(d_attn_wg_shape<T, DK, DV, PARTS>::thre
 // PARTS: numbers that make up an element of q
 template <typename T, int PARTS> struct d_attn_latent_shape : d_attn_wg_type<T> {
     static constexpr int rows = 16, consumers = 2, threads = 128 * consumers + 32; // consumers: warpgroups, and stages
-    // 128 registers: three warps of a scheduler leave room for one of k_attn_join, so that its blocks wait next to
-    // these
+    // 128 registers: three warps of a scheduler leave room for one of k_attn_join, whose blocks then wait on the SM.
     static constexpr int bounds = 512;
     static constexpr int panel_bytes = ATTN_TILE * 128, q_panel_bytes = rows * 128, weight_bytes = rows * 128;
     static constexpr int half = ATTN_MAX_ELEMENTS / 2; // elements of the result that a warpgroup ends up with, in F32
@@ -24989,8 +25001,8 @@ static inline __device__ void d_attn_latent_compute(const d_attn_mma & a, const 
 }
 #endif // D_SM90
 
-// Latent attention: a block has 16 rows and a split of the tiles that they see; warps 0 to 7 multiply, warp 8 copies
-// (TMA).
+// Latent attention: a block has 16 rows and a split of the tiles that they see;
+// warps 0 to 7 multiply, warp 8 copies (TMA).
 //   floor   k once per 16 rows
 //   shared  q, weights, two stages of 64 positions of k, half of the values: 199 KiB for 576/512 in F16
 //   needs   v in k, F16 or BF16, rows at multiples of 16 bytes, of more than ATTN_LATENT_LEAST elements; q F32
@@ -25108,8 +25120,8 @@ static inline __device__ float d_attn_within_half(float v) { return fminf(fmaxf(
 // Converts k and v of some heads to F16. A block has a tile of 64 positions of a head, a thread 8 elements at a time.
 // Tiles that no query sees are skipped.
 //   floor   k and v read once, and written as F16
-//   measured  H100, 512 queries over 65,536 positions, 8 x 4 heads of 128: Q8_0 and Q4_0 1.19 ms in four launches, F16
-//             0.915 ms
+//   measured  H100, 512 queries over 65,536 positions, 8 x 4 heads of 128:
+//             Q8_0 and Q4_0 1.19 ms in four launches, F16 0.915 ms
 //   shared  256 bytes
 //   needs   rows of whole blocks of 32 elements at multiples of 2 bytes (Q4_1, Q5_1: 4), or of F32 at multiples of 16;
 //           DK and DV a multiple of 8
@@ -25383,12 +25395,12 @@ static bool attn_is_half(gcuda_type type) { return type == GCUDA_TYPE_F16 || typ
 static bool attn_has_many(const gcuda_flash_attn_case & c) {
     return attn_is_half(c.k_type) && attn_is_half(c.v_type) && c.n_rows > ATTN_FEW_ROWS;
 }
-// Codes of k are exact in F16, their scales are F32 factors of the scores. Values of v are scale times code, which F16
-// rounds.
+// Codes of k are exact in F16, their scales are F32 factors of the scores.
+// Values of v are scale times code, which F16 rounds.
 static bool attn_can_split(const gcuda_flash_attn_case & c) {
     return c.fits_split && attn_is_short(c) && !(c.is_precise && attn_is_codes(c.v_type));
 }
-// precision F32 would lose the digits of blocks that F16 has not
+// With precision F32 not for blocks: F16 has fewer digits than they have.
 static bool attn_can_elements(const gcuda_flash_attn_case & c) {
     return c.fits_elements && attn_is_decoded(c.k_type) && attn_is_decoded(c.v_type) &&
            !(c.is_precise && (attn_is_packed(c.k_type) || attn_is_packed(c.v_type)));
@@ -26604,8 +26616,8 @@ static __global__ void __launch_bounds__(256)
 // A mask is classified first, as for flash_attn_ext. Packing replaces NaN by 0 and infinity by the largest number. So
 // masked positions cannot change the result; if some query sees such a position, D carries the NaN into the result.
 //   floor   7 products of tokens x positions x D for each head, where flash_attn_ext has 2
-//   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94; 64: 2.23 ms,
-//             causal 1.86
+//   measured  H100, 4,096 x 4,096 of 32 heads: 128: 4.06 ms (169 TFLOP/s of 5 products), causal 2.94;
+//             64: 2.23 ms, causal 1.86
 //   shared  128: 96 and 65 KiB, 64: 48 and 49 KiB; two stages. Pieces of 16 bytes are exchanged within a row (xor with
 //           row % 8): without padding and without conflicts
 #define BACK_STEP 32  // positions or queries of a stage
