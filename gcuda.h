@@ -12789,9 +12789,9 @@ gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args 
 GCUDA_OP_PARAMS(X)
 #undef X
 
-// params: struct gcudai_NAME_params of the node's operation
+// params: struct gcudai_NAME_params of the node's operation; NULL and 0: it has none
 static void gcudai_set_params(struct gcuda_tensor * y, const void * params, size_t size) {
-    memcpy(y->op_params, params, size);
+    if (size > 0) { memcpy(y->op_params, params, size); }
 }
 
 // ---- what constructors are made of ----
