@@ -3374,7 +3374,7 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 // -- thread pool. The thread that computes a graph is thread 0; the pool adds n_threads - 1 workers, which sleep
 // between graphs. A pool runs one graph at a time: a second caller waits. Workers are named gcuda-1, gcuda-2 ...
 // (Linux, macOS) and block all signals except those that a thread raises itself (SIGSEGV and the like). After
-// fork(): >>manual, THREADS.
+// fork(): THREADS on the first page.
 #define GCUDA_MAX_N_THREADS 512
 
 // The caller's job system in place of a pool's threads. It calls job(job_data, i) once for each i in [0, n_jobs), on
@@ -9814,7 +9814,8 @@ static GCUDAI_INLINE float gcudai_q_center(enum gcuda_type type) {
     return gcudai_q_has_min(gcudai_q_kind_of(type)) ? gcudai_q_centers[gcudai_type_of(type)->line] : 0.0f;
 }
 
-// The code of weight 0 in a format without a stored minimum; others: 0.
+// The code of weight 0: 128 where codes are signed, which are stored shifted by that; the column `centre` in a format
+// without a stored minimum; 0 with one.
 static GCUDAI_INLINE int gcudai_q_zero_code(enum gcuda_type type) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
     const float centre = gcudai_q_centers[gcudai_type_of(type)->line];
@@ -12144,7 +12145,7 @@ static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
     return info != NULL ? gcudai_scalar_codes[info->line] : NULL;
 }
 
-// the 20 formats of weights; Q8_1 and Q8_K are for activations
+// Formats of weights; Q8_1 and Q8_K are for activations.
 static bool gcudai_is_weight(enum gcuda_type type) { return gcudai_codes_scalar(type) != NULL; }
 
 static gcudai_q_rows_fn gcudai_q_rows_none(enum gcuda_type type) {
