@@ -11,7 +11,7 @@ TEST(type_table) {
     int n = 0;
     for (int id = -2; id < GCUDA_TYPE_COUNT + 3; ++id) {
         const enum gcuda_type type = (enum gcuda_type) id;
-        const struct op_type * want = op_type_of(type);
+        const struct op_type * want = op_type_find(type);
         const struct gcuda_type_traits * got = gcuda_get_type_traits(type);
         CHECK_MSG((want != NULL) == (got != NULL), "type %d", id);
         CHECK(gcuda_type_is_valid(type) == (want != NULL));

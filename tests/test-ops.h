@@ -110,12 +110,19 @@ static const struct op_type op_types[] = {
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S " \
     "IQ3_XXS IQ3_S IQ4_XS"
 
-static const struct op_type * op_type_of(enum gcuda_type type) {
+static const struct op_type * op_type_find(enum gcuda_type type) { // NULL: no type
     for (size_t i = 0; i < OP_N_TYPES; ++i) {
         if (op_types[i].type == type) { return &op_types[i]; }
     }
-    fprintf(stderr, "op_types in tests/test-ops.h has no row for type %d (%s)\n", (int) type, gcuda_type_name(type));
-    exit(1);
+    return NULL;
+}
+static const struct op_type * op_type_of(enum gcuda_type type) {
+    const struct op_type * t = op_type_find(type);
+    if (t == NULL) {
+        fprintf(stderr, "op_types in tests/test-ops.h has no row for type %d (%s)\n", (int) type, gcuda_type_name(type));
+        exit(1);
+    }
+    return t;
 }
 
 // "Q4_0 Q8_0" with ",F32>F32" becomes "Q4_0,F32>F32 Q8_0,F32>F32". The text stays valid until the next call.
