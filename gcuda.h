@@ -44,7 +44,8 @@ QUICK START
         return st;
     }
 
-  Programs that should also run on a GPU use backends. Make the context with no_alloc = true. Allocate the weights with
+  Programs that should also run on a GPU use backends: gcuda_backend_cpu_init, gcuda_backend_cuda_init, or
+  gcuda_backend_init_best. Make the context with no_alloc = true. Allocate the weights with
   gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr. Transfer data with
   gcuda_backend_tensor_set and _get, and compute with gcuda_backend_graph_compute. Example: examples/digits.c.
 
@@ -3373,7 +3374,7 @@ GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backe
 
 // -- thread pool. The thread that computes a graph is thread 0; the pool adds n_threads - 1 workers, which sleep
 // between graphs. A pool runs one graph at a time: a second caller waits. Workers are named gcuda-1, gcuda-2 ...
-// (Linux, macOS) and block all signals except those that a thread raises itself (SIGSEGV and the like). After
+// (Linux, macOS) and block all signals but a thread's own faults (SIGSEGV and the like). After
 // fork(): THREADS on the first page.
 #define GCUDA_MAX_N_THREADS 512
 
@@ -3809,7 +3810,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // If addresses, parameters or sizes declared with gcuda_set_dynamic differ, the affected arguments are changed and the
 // CUDA graph is updated. From a plan's second such change on, only the affected nodes are updated, if they are at most
 // half and keep their kernels; otherwise the whole graph is. Graphs of the same shapes with other weights have separate
-// plans, up to four of those that hardly differ otherwise. The most recently used plans are kept, within max_plans and
+// plans, up to four that differ in nothing else. The most recently used plans are kept, within max_plans and
 // max_plan_bytes (see struct gcuda_cuda_params).
 //
 // A plan made by gcuda_backend_graph_plan_create checks nothing when it is computed. Each run reads the present data of
@@ -4129,7 +4130,7 @@ GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether device and build suppo
 // report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 // Rows of GCUDA_OPS declare their launchers here: gcuda_launch_LAUNCHER(args, stream). Rows with `scratch` in column
-// launch also declare gcuda_LAUNCHER_scratch_bytes(args), the bytes that args.scratch needs. Only those that need a
+// launch also declare gcuda_LAUNCHER_scratch_bytes(args), the bytes that args.scratch needs. Only launchers with a
 // comment are repeated below.
 #define GCUDAI_DECLARE_none(name, args)
 #define GCUDAI_DECLARE_own(name, args)
@@ -16979,7 +16980,7 @@ static void gcudai_rope_back_cpu(const union gcuda_args * args, const struct gcu
 // >>op:argsort ----------------------------------------------------------------------------------------
 // A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
 // are complemented, so is everything for a descending order; both zeros are one, NaN is last.
-// No comparison ever meets a NaN.
+// No comparison sees a NaN.
 static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
     const uint32_t raw = gcudai_f32_bits(x), bits = raw == 0x80000000u ? 0 : raw;
     const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
@@ -17638,12 +17639,18 @@ static gcuda_status gcudai_mul_mat_types(
     return gcudai_want_contiguous(y, y);
 }
 
+static gcuda_status gcudai_want_batches(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
+        "dimensions 2 and 3 of the second operand are no multiples of the first's");
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status gcudai_mul_mat_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_TRY(gcudai_mul_mat_types(y, a, b));
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
-        "dimensions 2 and 3 of the second operand are no multiples of the first's");
+    GCUDAI_TRY(gcudai_want_batches(y, a, b));
     return gcudai_want_shape(y, a->ne[1], b->ne[1], b->ne[2], b->ne[3]);
 }
 
@@ -18058,8 +18065,7 @@ static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks",
         (long long) a->ne[0]);
     GCUDAI_WANT(y, a->ne[1] == b->ne[1], "dimension 1 is %lld and %lld", (long long) a->ne[1], (long long) b->ne[1]);
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
-        "dimensions 2 and 3 of the second operand are no multiples of the first's");
+    GCUDAI_TRY(gcudai_want_batches(y, a, b));
     return gcudai_want_shape(y, a->ne[0], b->ne[0], b->ne[2], b->ne[3]);
 }
 
@@ -25169,7 +25175,7 @@ struct gcudai_cuda_devices {
     cudaError_t why;         // there are none
     cudaError_t why_not_all; // one could not be asked
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
-    struct gcudai_cuda_device * contexts;                            // of the caller's, those that something lives in
+    struct gcudai_cuda_device * contexts;                            // contexts of the caller with objects in them
     struct gcudai_cuda * backends;                                   // alive
     struct gcudai_cublas * parked;                                   // idle handles
     uint64_t n_backend_waits;                                        // counts the waits for all backends
@@ -31995,7 +32001,7 @@ struct gcudai_cuda_heads {
 struct gcudai_cuda_inputs {
     struct gcudai_cuda_heads heads[3];
     int n, n_nodes;                        // nodes of the window that are theirs
-    const struct gcudai_cuda_heads * keys; // these three: of those that are taken; NULL: none
+    const struct gcudai_cuda_heads * keys; // these three: of the matched nodes; NULL: none
     const struct gcudai_cuda_heads * queries;
     const struct gcudai_cuda_heads * values;
 };
@@ -34045,7 +34051,7 @@ static void gcudai_cuda_plan_is_current(struct gcudai_cuda * cu, struct gcudai_c
 }
 
 // What exec cannot take over, because it was made of other kernels, is instantiated anew. So is what is kept with its
-// nodes, which have to be those that exec was made of.
+// nodes, which must be the nodes of exec.
 static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
     cudaGraphExecUpdateResultInfo info;

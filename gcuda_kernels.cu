@@ -1621,8 +1621,8 @@ enum d_vec_order {
     D_TWO_APART     // groups g and g + 2 of each four
 };
 
-// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i meets weight codes 2^k times
-// too large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i is multiplied with weight codes
+// 2^k times too large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
 struct d_vec_form {
     d_vec_order order;
     int zero;
@@ -17083,17 +17083,17 @@ static inline __device__ d_mma_task d_mma_id_task(
 
 // Starts a block's queue with an empty task. Only the device knows the number of lists: the block gets an equal range
 // of all row tiles.
-static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_queue & todo) {
+static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_queue & queue) {
     const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x,
                    rest = n - each * gridDim.x;
-    todo.task[0] = {};
-    todo.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
-    todo.end = todo.at + (int) (each + (blockIdx.x < rest ? 1 : 0));
+    queue.task[0] = {};
+    queue.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
+    queue.end = queue.at + (int) (each + (blockIdx.x < rest ? 1 : 0));
 }
 
 // Takes the next task; called by one warp.
-static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue & todo, d_mma_task & to, int lane) {
-    const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
+static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue & queue, d_mma_task & to, int lane) {
+    const int at = queue.at, end = queue.end, c = lane % MMA_COLUMNS;
     d_mma_task t = {};
     int next = end, column = -1;
     char * y = nullptr;
@@ -17109,7 +17109,7 @@ static inline __device__ void d_mma_next_task(const d_mma_job & p, d_mma_queue &
     if (lane == 0) {
         to.matrix = t.matrix, to.which = t.which, to.n = t.n;
         to.first_tile = t.first_tile, to.tiles = t.tiles, to.rounds = t.rounds, to.end = t.end;
-        todo.at = next;
+        queue.at = next;
     }
 }
 
@@ -17127,10 +17127,10 @@ template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_
     return d_at(p.job.a, 0, 0, i2, i3);
 }
 
-// Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into todo->task[next] meanwhile.
+// Executes `task`. LISTS (mul_mat_id): the task may be empty, and the next one is put into queue->task[next] meanwhile.
 template <typename A, bool ALIGNED, int TILES, bool LISTS>
 static inline __device__ void d_mul_mat_mma(
-    const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_queue * todo, int next) {
+    const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_queue * queue, int next) {
     typedef d_mma_shape<A, TILES> S;
     static_assert(!LISTS || TILES == 1, "a list is a tile");
     const bool is_task = !LISTS || task.rounds > 0, is_product = !LISTS || (is_task && task.matrix >= 0);
@@ -17155,7 +17155,7 @@ static inline __device__ void d_mul_mat_mma(
     if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
     if (!is_early && is_task) { d_pdl_wait(); }
     NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
-    if (LISTS && warp == 0) { d_mma_next_task(p, *todo, todo->task[next], lane); }
+    if (LISTS && warp == 0) { d_mma_next_task(p, *queue, queue->task[next], lane); }
     if (is_early) { d_pdl_wait(); }
     int slot = 0;
     d_mma_x<A, TILES> x;
@@ -17224,15 +17224,15 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
     if constexpr (LISTS) {
-        d_mma_queue & todo = *(d_mma_queue *) (shared + 4 * d_mma_format<A>::table);
+        d_mma_queue & queue = *(d_mma_queue *) (shared + 4 * d_mma_format<A>::table);
         d_pdl_wait();
-        if (threadIdx.x == 0) { d_mma_begin(p, todo); }
+        if (threadIdx.x == 0) { d_mma_begin(p, queue); }
         __syncthreads();
         int now = 1;
         do { // starts with the empty task, which only takes the first one
             now = 1 - now;
-            d_mul_mat_mma<A, ALIGNED, 1, true>(p, shared, todo.task[now], &todo, 1 - now);
-        } while (todo.task[1 - now].rounds > 0);
+            d_mul_mat_mma<A, ALIGNED, 1, true>(p, shared, queue.task[now], &queue, 1 - now);
+        } while (queue.task[1 - now].rounds > 0);
     } else {
         __syncthreads();
         for (int i = (int) blockIdx.x; i < (int) p.n_items; i += (int) gridDim.x) {
@@ -21839,7 +21839,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     TMA and wgmma, positions are the rows of products
 //   k_attn_join     rows x DV / 128 or 64             adds partial results of several splits, in their order
 //
-// Splits divide the visible tiles, those that some row of the block sees, so a view of a whole cache costs only its
+// Splits divide the visible tiles, which some row of the block sees, so a view of a whole cache costs only its
 // visible tiles. Results do not depend on the order in which blocks run: every run has the same bits. Scores are in
 // units of log 2 (exp2).
 //   floor      k and v once for each block of rows; q, mask and y once. SPLIT up to 8 rows: bound by reading k and v
