@@ -34113,11 +34113,22 @@ static bool gcudai_cuda_node_before(cudaGraphNode_t * node) {
     return gcudai_cuda_ok_or_clear(err) && n <= 1;
 }
 
+// Whether both nodes launch clusters of the same size, which stays with a node.
+static bool gcudai_cuda_has_same_cluster(cudaGraphNode_t a, cudaGraphNode_t b) {
+    cudaLaunchAttributeValue of_a, of_b;
+    GCUDAI_ZERO(of_a);
+    GCUDAI_ZERO(of_b);
+    return gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetAttribute(a, cudaLaunchAttributeClusterDimension, &of_a)) &&
+           gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetAttribute(b, cudaLaunchAttributeClusterDimension, &of_b)) &&
+           of_a.clusterDim.x == of_b.clusterDim.x;
+}
+
 // Node `to` of exec takes over the arguments of node `from`. Another kernel may want more than arguments.
 static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cudaGraphNode_t from) {
     struct cudaKernelNodeParams old, now;
     return gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(to, &old)) &&
            gcudai_cuda_ok_or_clear(cudaGraphKernelNodeGetParams(from, &now)) && now.func == old.func &&
+           gcudai_cuda_has_same_cluster(to, from) &&
            gcudai_cuda_ok_or_clear(cudaGraphExecKernelNodeSetParams(exec, to, &now));
 }
 

@@ -144,11 +144,11 @@ static inline gcuda_status device_lacks() {
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_UNSUPPORTED;
 }
 
-// The only launch in the file. UNSUPPORTED when the cap refuses n_bytes of dynamic shared memory. A failed launch
-// leaves CUDA's last error for the host side.
+// The only launch in the file. cluster: blocks of a cluster, 0: as the kernel says. UNSUPPORTED when the cap refuses
+// n_bytes of dynamic shared memory. A failed launch leaves CUDA's last error for the host side.
 template <typename... P, typename... A>
-static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes,
-    size_t max_shared, gcuda_stream stream, A... args) {
+static gcuda_status launch_with(bool is_overlapped, int cluster, void (*kernel)(P...), int64_t n_blocks, dim3 block,
+    size_t n_bytes, size_t max_shared, gcuda_stream stream, A... args) {
     gcuda_launch_series * series = gcuda_thread_launches();
     if (has_failed_query(series)) { // grid and kernel were chosen without the answer
         return GCUDA_STATUS_FAILED;
@@ -159,18 +159,29 @@ static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
         return GCUDA_STATUS_FAILED;
     }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
+    if (is_overlapped) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 0) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = { (unsigned) cluster, 1, 1 };
+    }
     config.gridDim = dim3((unsigned) (n_blocks < GRID_LIMIT ? n_blocks : GRID_LIMIT));
     config.blockDim = block;
     config.dynamicSmemBytes = n_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = is_overlapped ? 1 : 0;
+    config.attrs = attributes;
     series->has_begun = true;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes,
+    size_t max_shared, gcuda_stream stream, A... args) {
+    return launch_with(is_overlapped, 0, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
 template <typename... P, typename... A>
@@ -179,14 +190,17 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
     return launch_as(false, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
+static inline bool may_overlap() { // the previous launch
+    const gcuda_launch_series * series = gcuda_thread_launches();
+    return series->overlap != GCUDA_OVERLAP_NONE && series->has_begun;
+}
+
 // PDL launch where the caller allows it (struct gcuda_launch_series): blocks start while the previous kernel ends.
 // Every thread of the kernel calls d_pdl_wait before it touches memory that an earlier kernel may read or write.
 template <typename... P, typename... A>
 static gcuda_status launch_pdl_early_weights(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes,
     size_t max_shared, gcuda_stream stream, A... args) {
-    const gcuda_launch_series * series = gcuda_thread_launches();
-    const bool may_overlap = series->overlap != GCUDA_OVERLAP_NONE && series->has_begun;
-    return launch_as(may_overlap, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
+    return launch_as(may_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
 // Whether the next kernel may read its weights, and only them, before its PDL wait. The launcher passes the answer to
@@ -236,6 +250,15 @@ template <typename... P, typename... A>
 static gcuda_status launch_pdl_dependent(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes,
     size_t max_shared, gcuda_stream stream, A... args) {
     return launch_as(gcuda_has_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
+}
+
+// Launch in clusters of `cluster` blocks; n_blocks is a multiple, at most GRID_LIMIT. is_dependent: as
+// launch_pdl_dependent, otherwise as launch_pdl_early_weights.
+template <typename... P, typename... A>
+static gcuda_status launch_clusters(bool is_dependent, int cluster, void (*kernel)(P...), int64_t n_blocks, dim3 block,
+    size_t n_bytes, size_t max_shared, gcuda_stream stream, A... args) {
+    const bool is_overlapped = is_dependent ? gcuda_has_overlap() : may_overlap();
+    return launch_with(is_overlapped, cluster, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
 static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when the query failed
@@ -18797,6 +18820,13 @@ const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scrat
 #endif
 #define D_IN_CLUSTER(n) D_PTX((void) 0, sim_cluster(n))
 
+// Kernels that need clusters alone, whose size their launch sets (launch_clusters), run from 9.0 on.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900) || (defined(GCUDAI_SIM) && GCUDA_SIM_CC >= 900)
+#define D_CLUSTERS 1
+#else
+#define D_CLUSTERS 0
+#endif
+
 // n mbarriers of a block in static shared memory. On the simulated device, blocks of a cluster would share a plain
 // __shared__ variable.
 #ifdef __CUDACC__
@@ -19018,6 +19048,22 @@ static inline __device__ void d_cluster_sync() {
     D_PTX(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"),
         sim_cluster_sync());
     // clang-format on
+}
+// Writes v to dynamic shared memory of block `rank` of the cluster, at the offset that `at` has in this block. That
+// block has started (d_cluster_sync), and sees v after another d_cluster_sync.
+static inline __device__ void d_cluster_put(uint32_t at, int rank, float4 v) {
+    D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                       "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(at),
+                       "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                       : "memory"),
+        sim_cluster_put(at, rank, &v, sizeof(v)));
+}
+static inline __device__ void d_cluster_put(uint32_t at, int rank, float2 v) {
+    D_PTX(asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                       "st.shared::cluster.v2.f32 [remote], {%2, %3};\n}" ::"r"(at),
+                       "r"(rank), "f"(v.x), "f"(v.y)
+                       : "memory"),
+        sim_cluster_put(at, rank, &v, sizeof(v)));
 }
 // Named barrier 1 .. 15 of a block (0 is __syncthreads): completes when n_threads, a multiple of 32, have called sync
 // or arrive. arrive does not wait.
@@ -21830,6 +21876,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     for short masks, nor if the caller passes mask_classes
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each warp has a ring of 16
 //                                                     positions of k and v
+//   k_attn_cluster  (rows / 8) x splits               SPLIT for up to 8 rows of F16, from 9.0 on: warps hold
+//                                                     positions in registers; a cluster adds its splits itself
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles
 //                                                     of 64 positions
 //   k_attn_wg       (rows / 128 or 64) x splits       WGMMA: the same with TMA and wgmma, on 9.0a
@@ -21846,8 +21894,8 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //   measured   H100, which reads 3,083 GB/s; cuBLAS F16 762 TFLOP/s. One run each
 //     path      heads, K / V           positions           time or rate
 //     SPLIT     8 x 4, 128             65,536, one query   F16 104 us (84 % of reading), Q8_0 74 (62 %), Q4_0 64 (38 %)
-//     SPLIT     the same               256; 4,096          9.3 us; 16.9 us: latency (2.2 us for each 16 positions of a
-//                                                          warp, two launches), where reading takes 5.4 us
+//     SPLIT     the same               256; 4,096          F16 in clusters 5.4 us; 12.7 us (9.3; 15.4 in two launches),
+//                                                          where reading takes 5.4 us
 //     ROWS      128; 64                no mask             185; 142 TFLOP/s
 //     WGMMA     32 x 1, 128            4,096^2             no mask 539 TFLOP/s, causal 405 (433 with the caller's
 //                                                          mask_classes), a bias everywhere 327
@@ -25049,6 +25097,391 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
 #endif
 }
 
+// ---- few rows in clusters: SPLIT from 9.0 on ----
+// k_attn_cluster: SPLIT for up to 8 rows of F16 k and v. The blocks of a cluster share the visible tiles of a head of k
+// and v. They add their results through shared memory: no partial results in global memory, no second launch. A warp
+// loads 16 positions straight into registers, in the order in which products take them, so that it has no ring and no
+// ldmatrix. With lane = 4 g + t, as operand A:
+//   k   positions g and g + 8: elements 8 t .. 8 t + 7 of each 32. q has the same order
+//   v   positions 2t, 2t + 1, 2t + 8, 2t + 9: elements 8 g .. 8 g + 7 of each 64. A product has every eighth element
+#define ATTN_CLUSTER_ROWS 8
+#define ATTN_CLUSTER_MOST 16 // blocks of a cluster
+// warps of a block: their registers hold k and v in flight
+template <int D> constexpr int d_attn_cluster_warps = D > 128 ? 8 : 12;
+
+template <int D> struct d_attn_cluster_shared {
+    static constexpr int n_warps = d_attn_cluster_warps<D>, quads = D / 4; // quads: of 4 elements of a row
+    static constexpr int pitch = quads + 1;                                // of a row of states
+    // From each block of the cluster: the quads of the result that this block adds, maximum and sum of each row
+    float4 inbox[ATTN_CLUSTER_ROWS * quads + ATTN_CLUSTER_MOST];
+    float2 inbox_sums[ATTN_CLUSTER_MOST][ATTN_CLUSTER_ROWS];
+    float2 warp_sums[n_warps][ATTN_CLUSTER_ROWS]; // maximum and sum
+    float units[ATTN_CLUSTER_ROWS];               // factor of a product of q and k
+    uint4 q[D / 32][32];                          // operand B of each lane
+    float4 states[1];                             // [n_warps][rows][pitch]
+};
+
+// One warp stores q to shared memory: lane 4 g + t has elements 8 t .. 8 t + 7 of each 32 of row g. load comes before
+// other loads, put after them.
+template <int D> struct d_attn_cluster_q {
+    float4 x[D / 32][2];
+
+    inline __device__ void load(const d_attn_mma & a, const d_attn_block & b) {
+        const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+        const char * row = d_attn_q_row(a, b, g < b.n_rows ? g : 0) + 32 * t;
+        UNROLL for (int c = 0; c < D / 32; ++c) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                x[c][i] =
+                    g < b.n_rows ? *(const float4 *) (row + 128 * c + 16 * i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+    }
+    inline __device__ void put(const d_attn_mma & a, d_attn_cluster_shared<D> & to) {
+        const int lane = (int) threadIdx.x % 32;
+        float max = 0.0f;
+        UNROLL for (int c = 0; c < D / 32; ++c) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                const float4 v = x[c][i];
+                max = fmaxf(max, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+            }
+        }
+        UNROLL for (int k = 1; k < 4; k *= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, k)); }
+        const int exponent = d_half_exponent(max);
+        UNROLL for (int c = 0; c < D / 32; ++c) {
+            uint32_t w[4];
+            UNROLL for (int i = 0; i < 2; ++i) {
+                float4 v = x[c][i];
+                if (exponent != 0) {
+                    v = make_float4(
+                        ldexpf(v.x, -exponent), ldexpf(v.y, -exponent), ldexpf(v.z, -exponent), ldexpf(v.w, -exponent));
+                }
+                w[2 * i] = d_pack_half2(v.x, v.y);
+                w[2 * i + 1] = d_pack_half2(v.z, v.w);
+            }
+            to.q[c][lane] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+        if (lane % 4 == 0) { to.units[lane / 4] = exponent == 0 ? a.scale : ldexpf(a.scale, exponent); }
+    }
+};
+
+// A warp's 16 positions in registers, and what is needed to load them.
+template <int D> struct d_attn_cluster_lane {
+    const char *k, *v;    // of position 0: this lane's elements
+    const char * mask[2]; // rows 2t and 2t + 1
+    float slope[2];
+    int n_kv, n_own; // n_own: rows of this lane that exist
+    uint4 xk[D / 32][2], xv[D / 64][4];
+    float bias[4]; // of positions g and g + 8 of both rows, unless all rows see all of them; -inf: masked
+
+    inline __device__ void begin(const d_attn_mma & a, const d_attn_block & b) {
+        const int g = (int) threadIdx.x % 32 / 4, t = (int) threadIdx.x % 4;
+        k = d_at(a.p.k, 0, 0, d_divide(b.head0, a.heads_per_k), b.s) + 16 * t;
+        v = d_at(a.p.v, 0, 0, d_divide(b.head0, a.heads_per_v), b.s) + 16 * g;
+        n_kv = a.n_kv;
+        n_own = b.n_rows - 2 * t;
+        UNROLL for (int e = 0; e < 2; ++e) {
+            const int row = e < n_own ? 2 * t + e : 0, head = d_attn_head(a, b, row);
+            slope[e] = a.p.max_bias == 0.0f ? ATTN_LOG2E : ATTN_LOG2E * d_slope(a.p.max_bias, a.y_heads, head);
+            mask[e] = a.p.mask.data == nullptr
+                          ? nullptr
+                          : d_at(a.p.mask, 0, d_attn_token(a, b, row), d_remainder(head, a.n_mask_heads),
+                                d_remainder(b.s, a.n_mask_seqs));
+        }
+    }
+    // Address of a position's row; of the last one past the end, whose bias is -inf.
+    inline __device__ const char * row_at(const char * rows, size_t nb1, int j) const {
+        return rows + (uint64_t) (uint32_t) (j < n_kv ? j : n_kv - 1) * (uint32_t) nb1;
+    }
+    inline __device__ void load_k(const d_attn_mma & a, int j0) {
+        const int g = (int) threadIdx.x % 32 / 4;
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const char * row = row_at(k, a.p.k.nb[1], j0 + g + 8 * i);
+            UNROLL for (int c = 0; c < D / 32; ++c) { xk[c][i] = *(const uint4 *) (row + 64 * c); }
+        }
+    }
+    inline __device__ void load_biases(const d_attn_mma & a, int j0) {
+        const int g = (int) threadIdx.x % 32 / 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const int j = j0 + g + i / 2 * 8;
+            bias[i] = i % 2 >= n_own || j >= n_kv ? -INFINITY
+                      : a.p.mask.data == nullptr  ? 0.0f
+                                                  : __half2float(((const __half *) mask[i % 2])[j]);
+        }
+    }
+    inline __device__ void load_v(const d_attn_mma & a, int j0) {
+        const int t = (int) threadIdx.x % 4;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const char * row = row_at(v, a.p.v.nb[1], j0 + 2 * t + i % 2 + i / 2 * 8);
+            UNROLL for (int c = 0; c < D / 64; ++c) { xv[c][i] = *(const uint4 *) (row + 128 * c); }
+        }
+    }
+    // s = k q. Two accumulators: products need not wait for each other.
+    inline __device__ void scores(float (&s)[4], const uint4 (&q)[D / 32][32]) const {
+        float odd[4] = {};
+        UNROLL for (int c = 0; c < D / 32; ++c) {
+            const uint4 y = q[c][threadIdx.x % 32];
+            const uint32_t b[4] = { y.x, y.y, y.z, y.w };
+            const uint32_t first[4] = { xk[c][0].x, xk[c][1].x, xk[c][0].y, xk[c][1].y };
+            const uint32_t second[4] = { xk[c][0].z, xk[c][1].z, xk[c][0].w, xk[c][1].w };
+            d_mma_words<true>(s, first, b);
+            d_mma_words<true>(odd, second, b + 2);
+        }
+        UNROLL for (int i = 0; i < 4; ++i) { s[i] += odd[i]; }
+    }
+    // Adds biases. Returns a bit for each of the positions 2t, 2t + 1, 2t + 8, 2t + 9: whether some row sees it.
+    inline __device__ int add_biases(float (&s)[4]) const {
+        const int t = (int) threadIdx.x % 4;
+        int seen = 0, bits = 0;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            seen |= (int) (bias[i] != -INFINITY) << i / 2;
+            s[i] = bias[i] == -INFINITY ? -INFINITY : s[i] + slope[i % 2] * bias[i];
+        }
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const uint32_t lanes = __ballot_sync(0xffffffffu, seen >> i & 1) >> 8 * t; // four lanes of a position
+            bits |= (lanes & 0x0fu ? 1 : 0) << 2 * i | (lanes & 0xf0u ? 2 : 0) << 2 * i;
+        }
+        return bits;
+    }
+    // Values of positions that no row sees may be anything, also NaN.
+    inline __device__ void clear_values(int seen) {
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int c = 0; c < D / 64; ++c) {
+                if (!(seen >> i & 1)) { xv[c][i] = make_uint4(0, 0, 0, 0); }
+            }
+        }
+    }
+    // o += v w
+    inline __device__ void add_values(float (&o)[D / 16][4], const uint32_t (&w)[2]) const {
+        UNROLL for (int c = 0; c < D / 64; ++c) {
+            uint32_t rows[4][4];
+            UNROLL for (int i = 0; i < 4; ++i) {
+                rows[i][0] = xv[c][i].x, rows[i][1] = xv[c][i].y, rows[i][2] = xv[c][i].z, rows[i][3] = xv[c][i].w;
+            }
+            UNROLL for (int m = 0; m < 4; ++m) { // elements 2m and 2m + 1 of each 8
+                const uint32_t x[4] = { __byte_perm(rows[0][m], rows[1][m], 0x5410),
+                    __byte_perm(rows[0][m], rows[1][m], 0x7632), __byte_perm(rows[2][m], rows[3][m], 0x5410),
+                    __byte_perm(rows[2][m], rows[3][m], 0x7632) };
+                d_mma_words<true>(o[4 * c + m], x, w);
+            }
+        }
+    }
+};
+
+// Positions that a warp computes, 16 at a time: every n_warps-th quarter of the visible tiles that are the block's.
+// Rows have one plane of the mask and one block of tokens. A walk through the classes from the first one is shorter
+// code than d_attn_walk, and such a short kernel feels that.
+template <int D> struct d_attn_cluster_walk {
+    const uint2 * classes; // NULL: all tiles are visible
+    int next, end;         // quarters
+    int word, rank;        // of classes; visible tiles before the next one of `seen`
+    uint32_t seen, full;
+    int j0; // first of the 16 positions
+    bool is_full;
+
+    inline __device__ void begin(const d_attn_mma & a, const d_attn_block & b, int split) {
+        int total = 0;
+        classes = a.classes == nullptr ? nullptr : b.classes;
+        word = -1, rank = 0, seen = full = 0;
+        for (int w = (int) threadIdx.x % 32; w < a.n_words && classes != nullptr; w += 32) {
+            total += __popc(classes[w].x);
+        }
+        total = 4 * (classes == nullptr ? a.n_tiles : d_warp_reduce<d_sum_op>(total));
+        end = d_divide(total * (split + 1), a.n_splits);
+        next = d_divide(total * split, a.n_splits) + (int) threadIdx.x / 32;
+    }
+    inline __device__ void advance(const d_attn_mma & a) {
+        const int number = next / 4;
+        int tile = number;
+        if (classes != nullptr) {
+            while (rank + __popc(seen) <= number) {
+                rank += __popc(seen);
+                const uint2 w = classes[++word];
+                seen = w.x, full = w.y;
+            }
+            NO_UNROLL for (; rank < number; ++rank) { seen &= seen - 1; }
+            tile = 32 * word + __ffs((int) seen) - 1;
+        }
+        j0 = tile * ATTN_TILE + next % 4 * 16;
+        is_full = classes == nullptr ? a.p.mask.data == nullptr && j0 + 16 <= a.n_kv : (full & seen & (0u - seen)) != 0;
+        next += d_attn_cluster_warps<D>;
+    }
+};
+
+// Processes the warp's positions. The first have been loaded; loads of the next ones are issued as soon as their
+// registers are free.
+template <int D>
+static inline __device__ void d_attn_cluster_compute(d_attn_split_state<D / 8, 1> & st, d_attn_cluster_lane<D> & x,
+    d_attn_cluster_walk<D> & walk, const d_attn_mma & a, const d_attn_cluster_shared<D> & shared, bool goes_on) {
+    NO_UNROLL while (goes_on) {
+        const bool is_full = walk.is_full;
+        float s[1][4] = {};
+        uint32_t w[1][2];
+        x.scores(s[0], shared.q);
+        UNROLL for (int i = 0; i < 4; ++i) { s[0][i] *= st.unit[0][i % 2]; }
+        if (a.cap != 0.0f) {
+            UNROLL for (int i = 0; i < 4; ++i) { s[0][i] = a.cap * d_attn_tanh(s[0][i]); }
+        }
+        const int seen = is_full ? 0xf : x.add_biases(s[0]);
+        goes_on = walk.next < walk.end;
+        if (goes_on) {
+            walk.advance(a);
+            x.load_k(a, walk.j0);
+            if (!walk.is_full) { x.load_biases(a, walk.j0); }
+        }
+        d_attn_split_soften<D / 8, 1>(st, s);
+        d_attn_split_weights<false, 1>(w, s, 1.0f);
+        if (!is_full) { x.clear_values(seen); }
+        x.add_values(st.o[0], w[0]);
+        if (goes_on) { x.load_v(a, walk.j0); }
+    }
+}
+
+// Stores a warp's accumulators, maxima and sums to shared memory.
+template <int D>
+static inline __device__ void d_attn_cluster_store(
+    d_attn_split_state<D / 8, 1> & st, d_attn_cluster_shared<D> & to, int n_rows) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    UNROLL for (int e = 0; e < 2; ++e) {
+        const int row = 2 * t + e;
+        UNROLL for (int k = 4; k < 32; k *= 2) { st.sum[0][e] += __shfl_xor_sync(0xffffffffu, st.sum[0][e], k); }
+        if (g == 0) { to.warp_sums[warp][row] = make_float2(st.max[0][e], st.sum[0][e]); }
+        if (row >= n_rows || st.max[0][e] == -INFINITY) { continue; }
+        float4 * y = to.states + (warp * n_rows + row) * d_attn_cluster_shared<D>::pitch + 2 * g;
+        UNROLL for (int c = 0; c < D / 64; ++c) {
+            const float(*o)[4] = st.o[0] + 4 * c;
+            y[16 * c] = make_float4(o[0][e], o[0][2 + e], o[1][e], o[1][2 + e]);
+            y[16 * c + 1] = make_float4(o[2][e], o[2][2 + e], o[3][e], o[3][2 + e]);
+        }
+    }
+}
+
+// Adds the states of the block's warps, four threads for each quad. Sends each quad to the block of the cluster that
+// adds it, maxima and sums to all blocks.
+template <int D>
+static inline __device__ void d_attn_cluster_send(
+    d_attn_cluster_shared<D> & own, int n_rows, int rank, int n_blocks, int per_block) {
+    typedef d_attn_cluster_shared<D> S;
+    constexpr int share = S::n_warps / 4; // warps that a thread adds
+    const int part = (int) threadIdx.x % 4;
+    NO_UNROLL for (int i = (int) threadIdx.x / 4; i < n_rows * S::quads; i += 8 * S::n_warps) {
+        const int row = i / S::quads, quad = i % S::quads, to = i / per_block;
+        float2 sums[share];
+        float max = -INFINITY, sum = 0.0f;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        UNROLL for (int k = 0; k < share; ++k) {
+            sums[k] = own.warp_sums[part * share + k][row];
+            max = fmaxf(max, sums[k].x);
+        }
+        UNROLL for (int k = 1; k < 4; k *= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, k)); }
+        const float base = max == -INFINITY ? 0.0f : max;
+        UNROLL for (int k = 0; k < share; ++k) {
+            const float f = d_exp2(sums[k].x - base);
+            sum += f * sums[k].y;
+            if (f != 0.0f) { // otherwise the warp saw no position
+                const float4 o = own.states[((part * share + k) * n_rows + row) * S::pitch + quad];
+                v.x += f * o.x, v.y += f * o.y, v.z += f * o.z, v.w += f * o.w;
+            }
+        }
+        UNROLL for (int k = 1; k < 4; k *= 2) {
+            sum += __shfl_xor_sync(0xffffffffu, sum, k);
+            v.x += __shfl_xor_sync(0xffffffffu, v.x, k), v.y += __shfl_xor_sync(0xffffffffu, v.y, k);
+            v.z += __shfl_xor_sync(0xffffffffu, v.z, k), v.w += __shfl_xor_sync(0xffffffffu, v.w, k);
+        }
+        if (part == 0 && max != -INFINITY) {
+            d_cluster_put(d_shared_address(own.inbox + rank * per_block + i - to * per_block), to, v);
+        }
+        if (part == 1 && quad < n_blocks) {
+            d_cluster_put(d_shared_address(&own.inbox_sums[rank][row]), quad, make_float2(max, sum));
+        }
+    }
+}
+
+// Adds the quads that this block got from all blocks, in their order, and writes the result.
+template <int D>
+static inline __device__ void d_attn_cluster_join(const d_attn_cluster_shared<D> & own, const d_attn_mma & a,
+    const d_attn_block & b, int rank, int n_blocks, int per_block) {
+    constexpr int quads = d_attn_cluster_shared<D>::quads;
+    for (int slot = (int) threadIdx.x; slot < per_block; slot += (int) blockDim.x) {
+        const int i = rank * per_block + slot, row = i / quads;
+        if (row >= b.n_rows) { return; }
+        float max = -INFINITY, sum = 0.0f;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int k = 0; k < n_blocks; ++k) { max = fmaxf(max, own.inbox_sums[k][row].x); }
+        const float base = max == -INFINITY ? 0.0f : max;
+        UNROLL_4 for (int k = 0; k < n_blocks; ++k) {
+            const float2 sums = own.inbox_sums[k][row];
+            const float f = d_exp2(sums.x - base);
+            sum += f * sums.y;
+            if (f != 0.0f) { // otherwise the block saw no position and sent nothing
+                const float4 o = own.inbox[k * per_block + slot];
+                v.x += f * o.x, v.y += f * o.y, v.z += f * o.z, v.w += f * o.w;
+            }
+        }
+        const float scale = d_attn_final_scale(a.p, d_attn_head(a, b, row), max, sum);
+        float * y = (float *) a.p.y.data + d_attn_out_row(a, b, row) * a.dv;
+        ((float4 *) y)[i % quads] = make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale);
+    }
+}
+
+// SPLIT, up to 8 rows: a cluster of n_splits blocks for each head of k and v and each sequence. Every fourth warp takes
+// the same 16 positions of a tile.
+//   floor   k and v once; q, mask and y once
+//   shared  d_attn_cluster_shared, and 16 bytes per warp, row and quad
+//   needs   k and v in F16 with rows of D elements at multiples of 16 bytes, q in F32 at multiples of 16 bytes, a mask
+//           in F16, precision DEFAULT
+//   arch    9.0
+template <int D>
+static __global__ void __launch_bounds__(32 * d_attn_cluster_warps<D>, 1)
+    k_attn_cluster(const D_GRID_CONSTANT d_attn_mma a) {
+#if D_CLUSTERS
+    typedef d_attn_cluster_shared<D> S;
+    DYNAMIC_SHARED(S, shared);
+    const int n_blocks = (int) a.n_splits.n;
+    D_IN_CLUSTER(n_blocks);
+    if (!a.is_after_classes) { d_pdl_trigger(); } // as in k_attn_split
+    const int warp = (int) threadIdx.x / 32, rank = d_cluster_rank();
+    const bool has_q = warp == S::n_warps - 1;
+    int split = 0;
+    const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, ATTN_CLUSTER_ROWS, split);
+    d_attn_cluster_lane<D> x;
+    d_attn_cluster_q<D> q;
+    x.begin(a, b);
+    d_cluster_sync(); // all blocks have started: their shared memory can be written
+    d_pdl_wait();
+    if (a.is_after_classes) { d_pdl_trigger(); }
+    if (has_q) { q.load(a, b); }
+    d_attn_cluster_walk<D> walk;
+    walk.begin(a, b, split);
+    const bool has_any = walk.next < walk.end;
+    if (has_any) {
+        walk.advance(a);
+        x.load_k(a, walk.j0);
+        if (!walk.is_full) { x.load_biases(a, walk.j0); }
+        x.load_v(a, walk.j0);
+    }
+    if (has_q) { q.put(a, *shared); }
+    __syncthreads();
+    d_attn_split_state<D / 8, 1> st;
+    UNROLL for (int e = 0; e < 2; ++e) {
+        st.unit[0][e] = shared->units[2 * ((int) threadIdx.x % 4) + e];
+        st.max[0][e] = -INFINITY;
+        st.sum[0][e] = 0.0f;
+    }
+    UNROLL for (int j = 0; j < D / 16; ++j) {
+        UNROLL for (int i = 0; i < 4; ++i) { st.o[0][j][i] = 0.0f; }
+    }
+    d_attn_cluster_compute<D>(st, x, walk, a, *shared, has_any);
+    d_attn_cluster_store<D>(st, *shared, b.n_rows);
+    __syncthreads();
+    const int per_block = (b.n_rows * S::quads + n_blocks - 1) / n_blocks;
+    d_attn_cluster_send<D>(*shared, b.n_rows, rank, n_blocks, per_block);
+    d_cluster_sync();
+    d_attn_cluster_join<D>(*shared, a, b, rank, n_blocks, per_block);
+#else
+    (void) a;
+#endif
+}
+
 // ---- conversion of k and v ----
 // A row that F16 cannot represent gets a bit in `large`. This is a row with NaN or with elements beyond 65,504, which
 // are clamped, or a row of F32 whose largest element is below 2^-13, where F16 loses digits. Path PLAIN computes blocks
@@ -25442,6 +25875,7 @@ struct attn_blocks {
     // mt: row tiles. SPLIT: of 8 per block; ROWS: of 16 per warp; ELEMENTS: of 16 per block
     int n_warps, mt, block_rows, per_sm;
     int n_positions; // ELEMENTS: positions of a stage
+    int n_cluster;   // SPLIT: blocks of a cluster of k_attn_cluster; 0: k_attn_split
     bool has_pair;   // registers allow two blocks per SM
     bool is_latent;  // ELEMENTS: k_attn_latent
     size_t n_bytes;  // shared memory
@@ -25533,6 +25967,77 @@ static bool attn_set_stages(const gcuda_flash_attn_ext_args & p, d_attn_mma & a,
     return false;
 }
 
+static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
+    return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 &&
+           ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
+}
+
+// Calls f(kernel, shape) of k_attn_cluster for rows of dk elements.
+template <typename F> static gcuda_status attn_with_cluster(int64_t dk, F f) {
+    return dk == 64    ? f(k_attn_cluster<64>, d_attn_cluster_shared<64>())
+           : dk == 128 ? f(k_attn_cluster<128>, d_attn_cluster_shared<128>())
+           : dk == 256 ? f(k_attn_cluster<256>, d_attn_cluster_shared<256>())
+                       : GCUDA_STATUS_UNSUPPORTED;
+}
+// Clusters of n blocks of a kernel that can be resident at once; 0: none. More than 8 blocks are not portable.
+template <typename... P> static int64_t attn_resident_clusters(void (*kernel)(P...), int n, const attn_blocks & w) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = { (unsigned) n, 1, 1 };
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned) n);
+    config.blockDim = dim3((unsigned) (32 * w.n_warps));
+    config.dynamicSmemBytes = w.n_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int n_clusters = 0;
+    const bool is_known =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) w.n_bytes) == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&n_clusters, kernel, &config) == cudaSuccess;
+    if (!is_known) { (void) cudaGetLastError(); } // this device has no such clusters
+    return is_known ? n_clusters : 0;
+}
+// Blocks of a cluster: as many as leave one cluster for each head of k and v, or those of the caller's plan. 0: none.
+// Nine tenths: clusters leave some SMs over (H100: 15 clusters of 8 or 7 of 16 on 132 SMs).
+template <typename... P>
+static int attn_cluster_size(
+    const gcuda_flash_attn_ext_args & p, void (*kernel)(P...), const attn_blocks & w, int64_t n_units) {
+    const int64_t room = n_multiprocessors() * 9 / 10;
+    int n = p.plan.n_splits > 0 ? p.plan.n_splits : ATTN_CLUSTER_MOST;
+    while (p.plan.n_splits <= 0 && n > 1 && n * n_units > room) { n /= 2; }
+    if (n != 1 && n != 2 && n != 4 && n != 8 && n != 16) { return 0; }
+    if (n > 8 && attn_resident_clusters(kernel, n, w) < n_units) { n = p.plan.n_splits > 0 ? 0 : 8; }
+    return n;
+}
+// Sets clusters in w where k_attn_cluster can take p, which attn_set_split has accepted, and pays. H100, F16, 128
+// elements: 64 visible positions of a view of 32,768 take 5.0 us, k_attn_split 8.5; 4,096 positions of 8 heads of k and
+// v 12.7, 15.4; 65,536 111 to 119, 104. The fewer heads, the fewer SMs read.
+#define ATTN_CLUSTER_POSITIONS 49152     // of k and v at most
+#define ATTN_CLUSTER_FEW_POSITIONS 16384 // at most with less than ATTN_CLUSTER_HEADS
+#define ATTN_CLUSTER_HEADS 4             // of k and v, of all sequences
+static void attn_set_cluster(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
+    const int64_t n_units = (int64_t) a.n_groups.n * a.n_seqs, dk = p.k.ne[0];
+    const bool is_plain = p.k.type == GCUDA_TYPE_F16 && p.v.type == GCUDA_TYPE_F16 && p.v.ne[0] == dk &&
+                          p.prec != GCUDA_PREC_F32 && attn_is_wide_q(p) && (uintptr_t) p.y.data % 16 == 0;
+    const bool has_mask = p.mask.data != nullptr,
+               is_readable = !has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2 && p.mask.ne[2] == 1);
+    const int most = n_units < ATTN_CLUSTER_HEADS ? ATTN_CLUSTER_FEW_POSITIONS : ATTN_CLUSTER_POSITIONS;
+    if (!is_plain || !is_readable || w.mt != 1 || a.n_queries > ATTN_CLUSTER_ROWS) { return; }
+    if (a.n_kv < 1 || a.n_kv > most || n_units * ATTN_CLUSTER_MOST > GRID_LIMIT || capability_major() < 9) { return; }
+    (void) attn_with_cluster(dk, [&](auto kernel, auto shape) {
+        attn_blocks c = w;
+        cudaFuncAttributes attributes = {};
+        c.n_warps = shape.n_warps;
+        c.n_bytes = sizeof(shape) + (size_t) (shape.n_warps * a.n_queries * shape.pitch) * sizeof(float4);
+        const bool has_code = asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.ptxVersion >= 90;
+        if (!has_code || !fits_shared(c.n_bytes, p.max_shared)) { return GCUDA_STATUS_UNSUPPORTED; }
+        c.n_cluster = attn_cluster_size(p, kernel, c, n_units);
+        if (c.n_cluster > 0) { w = c; }
+        return GCUDA_STATUS_SUCCESS;
+    });
+}
+
 static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_queries, d_attn_mma & a, attn_blocks & w) {
     const bool has_codes = attn_is_codes(p.k.type) || attn_is_codes(p.v.type),
                is_fixed = p.plan.path == GCUDA_FLASH_ATTN_SPLIT && p.plan.block_rows >= 8;
@@ -25542,7 +26047,10 @@ static bool attn_set_split(const gcuda_flash_attn_ext_args & p, int64_t n_querie
     attn_set_q(p, a, attn_k_steps(p), w.block_rows);
     for (w.n_warps = has_codes ? 8 : 4; w.n_warps >= 1; w.n_warps /= 2) {
         w.has_pair = w.n_warps <= 4 || attn_out_tiles(p) * w.mt <= ATTN_PAIR_REGISTERS;
-        if (attn_set_stages(p, a, w, 1)) { return true; }
+        if (attn_set_stages(p, a, w, 1)) {
+            attn_set_cluster(p, a, w);
+            return true;
+        }
     }
     return false;
 }
@@ -25635,10 +26143,6 @@ template <typename F> static gcuda_status attn_with_wg(gcuda_type type, int size
         case 576: return attn_with_wg_of<__half, 576, 512, 1>(f);
         default: return GCUDA_STATUS_UNSUPPORTED;
     }
-}
-static bool attn_is_wide_q(const gcuda_flash_attn_ext_args & p) {
-    return p.q.type == GCUDA_TYPE_F32 && p.q.nb[0] == 4 &&
-           ((uintptr_t) p.q.data | p.q.nb[1] | p.q.nb[2] | p.q.nb[3]) % 16 == 0;
 }
 // Whether biases can be read in pairs.
 static bool attn_is_wide_mask(const gcuda_flash_attn_ext_args & p) {
@@ -25750,6 +26254,7 @@ struct attn_plan {
     size_t class_bytes, part_bytes, large_bytes[2], half_bytes[2]; // class_bytes: 0 if the caller passes them
 
     bool has_halves() const { return converts[0] || converts[1]; }
+    bool has_parts() const { return n_splits > 1 && w.n_cluster == 0; } // k_attn_join adds them
     size_t large_at() const { return class_bytes + part_bytes; }
     size_t halves_at() const { return large_at() + large_bytes[0] + large_bytes[1]; }
     size_t n_bytes() const { return halves_at() + half_bytes[0] + half_bytes[1]; }
@@ -25882,6 +26387,7 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
     const int64_t most = a.n_tiles < ATTN_MAX_SPLITS ? a.n_tiles : ATTN_MAX_SPLITS;
     x.n_splits = want > most ? most : want;
     x.n_splits = x.n_splits < 1 ? 1 : x.n_splits;
+    if (x.w.n_cluster > 0) { x.n_splits = x.w.n_cluster; }
     // partial results are large: no splits that leave the longest split as long
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS && p.plan.n_splits <= 0) {
         const int64_t longest = (a.n_tiles + x.n_splits - 1) / x.n_splits;
@@ -25893,7 +26399,7 @@ static void attn_set_work(const gcuda_flash_attn_ext_args & p, attn_plan & x) {
         a.n_rounds = divisor_of(((int64_t) a.n_section * n_row_blocks + n_multiprocessors() - 1) / n_multiprocessors());
     }
     x.n_rows = p.q.ne[1] * x.n_heads * x.n_seqs;
-    if (x.n_splits > 1) {
+    if (x.has_parts()) {
         x.part_bytes = attn_rounded_bytes(x.n_splits * x.n_rows * (p.v.ne[0] + 2) * (int64_t) sizeof(float));
     }
 }
@@ -26060,6 +26566,14 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
     return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_SUCCESS;
 }
 
+static gcuda_status attn_launch_cluster(const attn_plan & x, gcuda_stream stream) {
+    const int64_t n_blocks = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.w.n_cluster;
+    return attn_with_cluster(x.a.p.k.ne[0], [&](auto kernel, auto shape) {
+        return launch_clusters(x.class_bytes > 0, x.w.n_cluster, kernel, n_blocks, dim3(32 * shape.n_warps),
+            x.w.n_bytes, x.a.p.max_shared, stream, x.a);
+    });
+}
+
 // args: arguments of the kernel.
 template <typename... P, typename... A>
 static gcuda_status attn_launch_with(void (*kernel)(P...), const attn_plan & x, gcuda_stream stream, A... args) {
@@ -26131,6 +26645,7 @@ static gcuda_status attn_launch_wg(const attn_plan & x, gcuda_stream stream) {
 
 static gcuda_status attn_launch_mma(const attn_plan & x, gcuda_stream stream) {
     if (x.path == GCUDA_FLASH_ATTN_WGMMA) { return attn_launch_wg(x, stream); }
+    if (x.w.n_cluster > 0) { return attn_launch_cluster(x, stream); }
     if (x.path == GCUDA_FLASH_ATTN_SPLIT) {
         const bool has_codes = attn_is_codes(x.a.p.k.type) || attn_is_codes(x.a.p.v.type);
         return has_codes ? attn_launch_split<true>(x, stream) : attn_launch_split<false>(x, stream);
@@ -26164,7 +26679,7 @@ static gcuda_status attn_launch_plain(
 // Launches the path and its split reduction.
 static gcuda_status attn_launch_rows(const attn_plan & x, gcuda_stream stream) {
     const gcuda_status st = attn_launch_mma(x, stream);
-    if (st != GCUDA_STATUS_SUCCESS || x.n_splits == 1) { return st; }
+    if (st != GCUDA_STATUS_SUCCESS || !x.has_parts()) { return st; }
     if (x.path == GCUDA_FLASH_ATTN_ELEMENTS) {
         return launch_pdl_dependent(
             k_attn_join<16, 8, 17>, x.n_rows * ((x.a.dv + 63) / 64), dim3(128), 0, 0, stream, x.a);
@@ -26344,7 +26859,7 @@ gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args,
         if (st != GCUDA_STATUS_SUCCESS) { return st; }
         x.a.is_after_classes = 1;
     }
-    if (x.n_splits > 1) {
+    if (x.has_parts()) {
         x.a.parts = (float *) ((char *) args->scratch + x.class_bytes);
         x.a.part_sums = x.a.parts + x.n_splits * x.n_rows * args->v.ne[0];
     }

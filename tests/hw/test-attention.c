@@ -627,7 +627,7 @@ static const int64_t head_sizes[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 8
     { 320, 256 }, { 64, 128 }, { 8, 8 }, { 576, 256 }, { 576, 512 }, { 512, 512 }, { 72, 392 } };
 static const int64_t groups[] = { 1, 2, 4, 5, 8, 16 }, tokens_of[] = { 1, 2, 3, 5, 9, 33, 70 },
     positions_of[] = { 1, 31, 33, 64, 127, 129, 200, 333, 1000, 4097 };
-static const int splits_of[] = { 0, 1, 2, 3, 7 };
+static const int splits_of[] = { 0, 1, 2, 3, 4, 7 };
 #define N_OF(list) ((int64_t) (sizeof(list) / sizeof(list)[0]))
 
 static void draw_sizes(struct attn_case * c, struct rng * r) {
@@ -1442,6 +1442,49 @@ TEST(choice_of_a_path) {
         c.is_precise = false;
         c.n_kv = SIZE(255, 3); // nor does it pay
         CHECK(gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_ROWS && gcuda_flash_attn_choose(&c) != GCUDA_FLASH_ATTN_WGMMA);
+    }
+}
+
+// Few rows of F16: a cluster of blocks for each head of k and v, without partial results in scratch.
+TEST(clusters_of_few_rows) {
+    static const int64_t sizes[] = { 64, 128, 256 }, positions[] = { 1, 63, 300, 1000, 4100 };
+    static const struct { int64_t heads_kv, group, tokens, seqs; } shapes[] = {
+        { 1, 4, 1, 1 }, { 2, 8, 1, 1 }, { 1, 1, 8, 2 }, { 3, 3, 2, 1 }, { 1, 2, 3, 3 } };
+    static const enum mask_kind masks[] = { MASK_NONE, MASK_CAUSAL, MASK_HOLES, MASK_BIAS, MASK_EMPTY_ROWS, MASK_TILES, MASK_PREFIX };
+    static const int splits[] = { 1, 2, 4, 8 };
+    if (capability() < 900) {
+        test_skip("no clusters");
+        return;
+    }
+    int i = 0;
+    for (int64_t size = 0; size < N_OF(sizes); ++size) {
+        for (int64_t mask = 0; mask < N_OF(masks); ++mask) {
+            for (int64_t split = 0; split < N_OF(splits); ++split, ++i) {
+                struct attention x;
+                const int64_t n_kv = positions[i % SIZE(N_OF(positions), N_OF(positions) - 1)], d = sizes[size];
+                struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, d, d, shapes[i % N_OF(shapes)].heads_kv,
+                    shapes[i % N_OF(shapes)].group, shapes[i % N_OF(shapes)].tokens, n_kv, masks[mask]);
+                char name[512];
+                if (is_left_out((int) (size * N_OF(masks) + mask), (int) split)) { continue; }
+                c.seqs = c.mask_seqs = shapes[i % N_OF(shapes)].seqs;
+                c.layout = i % 3 == 0 ? INTERLEAVED : i % 3 == 1 ? PADDED : PACKED;
+                c.is_hidden = i % 2 == 0, c.has_sinks = i % 4 == 1;
+                c.max_bias = i % 5 == 2 ? 8.0f : 0.0f, c.softcap = i % 7 == 3 ? 10.0f : 0.0f;
+                c.splits = splits[split];
+                name_of(name, sizeof name, "clusters_of_few_rows", &c);
+                if (!test_case_begin(name)) { continue; }
+                attention_begin(&x, &c, name);
+                choose_plan(&x.p, GCUDA_FLASH_ATTN_SPLIT, splits[split], 8);
+                const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
+                CHECK_EQ_I(plan.path, GCUDA_FLASH_ATTN_SPLIT);
+                CHECK_EQ_I(plan.n_splits, splits[split]);
+                CHECK_EQ_I(plan.block_rows, 8);
+                CHECK(c.mask != MASK_NONE || gcuda_flash_attn_ext_scratch_bytes(&x.p) == 0);
+                run_plan(&x, plan, NULL, 2);
+                attention_end(&x);
+                test_case_end();
+            }
+        }
     }
 }
 

@@ -221,6 +221,9 @@ static void maybe_yield() {
 
 // ---- clusters ----
 void sim_cluster(int n) {
+    if (b.launch_cluster > 0 && n != b.launch_cluster) {
+        fail_here("a kernel for clusters of %d, launched with clusters of %d", n, b.launch_cluster);
+    }
     if (b.n_blocks > 1 || n == 1 || b.failed) { return; }
     const uint3 first = b.blocks[0].index;
     if (n < 1 || n > MAX_CLUSTER || gridDim.x % (unsigned) n != 0 || b.n_threads % 32 != 0) {
@@ -248,6 +251,15 @@ void sim_cluster_sync() {
     for (int i = 0; i < b.n; ++i) {
         if (&b.lanes[i] != b.here) { push_ready(&b.lanes[i]); }
     }
+}
+
+void sim_cluster_put(uint32_t at, int rank, const void * data, uint32_t size) {
+    if (rank < 0 || rank >= b.n_blocks) { fail_here("writes to block %d of a cluster of %d", rank, b.n_blocks); }
+    block_of_cluster & block = *b.by_rank[rank];
+    if (block.n_over == b.n_threads) { fail_here("writes to block %u of its cluster, which is over", block.index.x); }
+    check_shared(block, at, size, size, "a write to another block");
+    memcpy(block.shared + at, data, size);
+    maybe_yield();
 }
 
 // ---- mbarrier ----

@@ -89,6 +89,7 @@ struct launch_of_kernel {
     size_t shared_bytes;
     sim_arguments arguments;
     bool is_overlapped; // with the kernel before it: all its threads have to wait
+    int cluster;        // blocks of a cluster; 0: the kernel says it alone
 };
 
 struct operation {
@@ -593,7 +594,7 @@ struct block_state {
     lane * ready[MAX_CLUSTER * MAX_THREADS]; // a ring
     unsigned ready_head, n_ready;
     block_of_cluster blocks[MAX_CLUSTER], * by_rank[MAX_CLUSTER];
-    int n_blocks, n_at_cluster_barrier;
+    int n_blocks, n_at_cluster_barrier, launch_cluster;
     size_t dynamic_bytes;
     std::vector<flight> flights; // of copies
     std::vector<fiber *> all, idle;
@@ -1360,6 +1361,7 @@ static cudaError_t run_grid(int device_index, const launch_of_kernel & l) {
     b.kernel = l.kernel;
     b.thread = &l.arguments.thread;
     b.must_wait = l.is_overlapped;
+    b.launch_cluster = l.cluster;
     b.is_mixed = s.seed != 0;
     b.n_threads = (int) (l.block.x * l.block.y * l.block.z);
     b.dynamic_bytes = l.shared_bytes;
@@ -2657,6 +2659,23 @@ static bool overlaps(const cudaLaunchConfig_t * config) {
     return is_so;
 }
 
+static int cluster_of(const cudaLaunchConfig_t * config) {
+    int n = 0;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        n = config->attrs[i].id == cudaLaunchAttributeClusterDimension ? (int) config->attrs[i].val.clusterDim.x : n;
+    }
+    return n;
+}
+
+// A block takes a whole multiprocessor.
+cudaError_t sim_resident_clusters(int * n, const cudaLaunchConfig_t * config) {
+    SIM_BEGIN("cudaOccupancyMaxActiveClusters", current_device);
+    const int size = cluster_of(config);
+    if (GCUDA_SIM_CC < 900 || size < 1 || size > MAX_CLUSTER) { return fails(cudaErrorInvalidClusterSize); }
+    *n = attribute_of(current_device, cudaDevAttrMultiProcessorCount) / size;
+    return cudaSuccess;
+}
+
 cudaError_t sim_launch(
     const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments) {
     const guard held(the().lock);
@@ -2666,12 +2685,16 @@ cudaError_t sim_launch(
     if (q == nullptr || q->device != current_device || (q->context != nullptr && q->context != current_context)) {
         return fails(cudaErrorInvalidResourceHandle);
     }
-    if (!is_launchable(config, shared_limit_of(kernel))) { return fails(cudaErrorInvalidConfiguration); }
+    const int cluster = cluster_of(config);
+    if (!is_launchable(config, shared_limit_of(kernel)) || cluster < 0 || cluster > MAX_CLUSTER ||
+        (cluster > 0 && (GCUDA_SIM_CC < 900 || config->gridDim.x % (unsigned) cluster != 0))) {
+        return fails(cudaErrorInvalidConfiguration);
+    }
     the().kernels[kernel] = copy;
     operation o = {};
     o.type = cudaGraphNodeTypeKernel;
     o.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ kernel, config->gridDim, config->blockDim,
-        config->dynamicSmemBytes, copy(kernel, arguments), overlaps(config) });
+        config->dynamicSmemBytes, copy(kernel, arguments), overlaps(config), cluster_of(config) });
     enqueue(q, o);
     return finish(q->device);
 }
@@ -2933,6 +2956,18 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphKernelNodeGetAttribute(
+    cudaGraphNode_t node, cudaLaunchAttributeID id, cudaLaunchAttributeValue * value) {
+    SIM_BEGIN("cudaGraphKernelNodeGetAttribute", current_device);
+    if (node == nullptr || node->work.type != cudaGraphNodeTypeKernel || id != cudaLaunchAttributeClusterDimension) {
+        return fails(cudaErrorInvalidValue);
+    }
+    memset(value, 0, sizeof(*value));
+    value->clusterDim.x = (unsigned) node->work.launch->cluster;
+    value->clusterDim.y = value->clusterDim.z = 1;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGraphExecKernelNodeSetParams(
     cudaGraphExec_t exec, cudaGraphNode_t node, const struct cudaKernelNodeParams * params) {
     SIM_BEGIN("cudaGraphExecKernelNodeSetParams", current_device);
@@ -2949,7 +2984,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(
             return fails(cudaErrorInvalidValue);
         }
         x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim, params->blockDim,
-            params->sharedMemBytes, copy->second(params->func, params->kernelParams), node->work.launch->is_overlapped });
+            params->sharedMemBytes, copy->second(params->func, params->kernelParams), node->work.launch->is_overlapped, node->work.launch->cluster });
         return cudaSuccess;
     }
     return fails(cudaErrorInvalidValue);
@@ -3946,7 +3981,7 @@ static int gemm(const char * name, blas_handle * handle, product p, const void *
     operation o = {};
     o.type = cudaGraphNodeTypeKernel;
     o.launch = std::make_shared<launch_of_kernel>(
-        launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments, false });
+        launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments, false, 0 });
     enqueue(q, o);
     return 0;
 }

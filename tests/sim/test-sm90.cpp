@@ -554,6 +554,80 @@ static outcome run_cluster(cluster_kernel kernel, uint64_t seed) {
     return o;
 }
 
+// ---- clusters whose size the launch says: each block writes into the shared memory of the next ----
+enum put_mistake { PUTS_RIGHT, PUTS_TOO_LATE, PUTS_TOO_FAR, PUTS_PAST_THE_END, IS_ANOTHER_SIZE, N_PUT_MISTAKES };
+
+template <int MISTAKE> static __global__ void k_cluster_put(float * to, int n_blocks) {
+    D_IN_CLUSTER(MISTAKE == IS_ANOTHER_SIZE ? n_blocks / 2 : n_blocks);
+    DYNAMIC_SHARED(float4, shared);
+    const int thread = (int) threadIdx.x, rank = d_cluster_rank(), next = rank + 1 < n_blocks ? rank + 1 : 0;
+    d_cluster_sync();
+    if (MISTAKE == PUTS_TOO_LATE && rank == 1) { d_cluster_sync(); }
+    const float v = (float) (blockIdx.x * 64 + threadIdx.x);
+    d_cluster_put(d_shared_address(shared + thread + (MISTAKE == PUTS_PAST_THE_END ? 1024 : 0)),
+        MISTAKE == PUTS_TOO_FAR ? n_blocks : next, make_float4(v, v + 0.25f, v + 0.5f, v + 0.75f));
+    if (MISTAKE != PUTS_TOO_LATE || rank != 1) { d_cluster_sync(); }
+    to[blockIdx.x * 64 + threadIdx.x] = shared[thread].z;
+}
+
+static outcome run_cluster_put(void (*kernel)(float *, int), int size, uint64_t seed) {
+    enum { CLUSTERS = 2 };
+    sim_reset(1, 64 * MB, seed);
+    const int n = CLUSTERS * size * 64;
+    float * to = copied(std::vector<float>((size_t) n, -1.0f));
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned) size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned) (CLUSTERS * size));
+    config.blockDim = dim3(64);
+    config.dynamicSmemBytes = 64 * sizeof(float4);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, to, size);
+    outcome o = { cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess, false, "" };
+    o.message = sim_last_violation();
+    const std::vector<float> got = o.has_failed ? std::vector<float>() : fetched(to, (size_t) n);
+    for (int i = 0; i < n && !o.has_failed; ++i) {
+        const int block = i / 64, from = block % size > 0 ? block - 1 : block + size - 1;
+        o.is_wrong = o.is_wrong || got[(size_t) i] != (float) (from * 64 + i % 64) + 0.5f;
+    }
+    sim_reset(1, 64 * MB, 1);
+    CHECK(cudaFree(to) == cudaSuccess);
+    return o;
+}
+
+TEST(clusters_of_the_launch) {
+    static const struct {
+        void (*kernel)(float *, int);
+        const char * message;
+    } cases[] = { { k_cluster_put<PUTS_RIGHT>, nullptr }, { k_cluster_put<PUTS_TOO_FAR>, "writes to block" },
+        { k_cluster_put<PUTS_PAST_THE_END>, "not in this block's dynamic shared memory" },
+        { k_cluster_put<IS_ANOTHER_SIZE>, "launched with clusters of" } };
+    static const int sizes[] = { 2, 3, 8 };
+    for (const auto & c : cases) {
+        for (int size : sizes) {
+            if (&c == cases + 3 && size == 3) { continue; } // half of it is no size
+            for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
+                const outcome o = run_cluster_put(c.kernel, size, seed);
+                CHECK_MSG(!o.is_wrong && o.has_failed == (c.message != nullptr), "case %d, clusters of %d, seed %d: %s", (int) (&c - cases), size, (int) seed,
+                    o.message.c_str());
+                CHECK_MSG(c.message == nullptr || o.message.find(c.message) != std::string::npos, "'%s' is not in: %s", c.message, o.message.c_str());
+            }
+        }
+    }
+    int n_wrong = 0; // threads of a block that reads before the block before it has written
+    for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
+        const outcome o = run_cluster_put(k_cluster_put<PUTS_TOO_LATE>, 4, seed);
+        n_wrong += o.is_wrong || o.has_failed;
+    }
+    CHECK(n_wrong > 0);
+    // a size that the device has not
+    CHECK(run_cluster_put(k_cluster_put<PUTS_RIGHT>, 9, 0).has_failed);
+    (void) cudaGetLastError();
+    clean();
+}
+
 TEST(clusters) {
     static const struct {
         cluster_kernel kernel;

@@ -66,11 +66,6 @@ static constexpr int warpSize = 32;
 void * sim_dynamic_shared(); // what the launch asked for with dynamicSmemBytes, aligned to 128 bytes
 
 // ---- launches ----
-enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
-union cudaLaunchAttributeValue {
-    char pad[64];
-    int programmaticStreamSerializationAllowed;
-};
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;
     cudaLaunchAttributeValue val;
@@ -83,7 +78,10 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributeNonPortableClusterSizeAllowed = 15
+};
 
 // The arguments of a launch, copied; `at` are where they lie, as in cudaKernelNodeParams.
 struct sim_arguments {
@@ -110,6 +108,7 @@ template <typename... P> struct sim_kernel {
 cudaError_t sim_launch(
     const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments);
 cudaError_t sim_func_set_shared(const void * kernel, int value);
+cudaError_t sim_resident_clusters(int * n, const cudaLaunchConfig_t * config);
 
 // What lay between the members of an argument would look like addresses now and then.
 template <typename T> static inline void sim_clear_padding(T & v) {
@@ -139,8 +138,14 @@ static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attr
     return cudaFuncGetAttributes(attributes, (const void *) kernel);
 }
 
-template <typename F> static inline cudaError_t cudaFuncSetAttribute(F * kernel, cudaFuncAttribute, int value) {
-    return sim_func_set_shared((const void *) kernel, value);
+template <typename F>
+static inline cudaError_t cudaFuncSetAttribute(F * kernel, cudaFuncAttribute attribute, int value) {
+    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? sim_func_set_shared((const void *) kernel, value)
+                                                                    : cudaSuccess;
+}
+template <typename F>
+static inline cudaError_t cudaOccupancyMaxActiveClusters(int * n, F *, const cudaLaunchConfig_t * config) {
+    return sim_resident_clusters(n, config);
 }
 
 // ---- barriers; a barrier that not all threads of the block reach is an error ----

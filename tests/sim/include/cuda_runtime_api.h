@@ -66,6 +66,7 @@ extern "C" {
     X(cudaErrorStreamCaptureWrongThread, 908, "attempt to terminate a capture from a different thread")                \
     X(cudaErrorTimeout, 909, "timed out")                                                                              \
     X(cudaErrorGraphExecUpdateFailure, 910, "the graph update was not performed")                                      \
+    X(cudaErrorInvalidClusterSize, 912, "invalid cluster size")                                                        \
     X(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
@@ -427,6 +428,20 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t * nodes, size_t
 cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType * type);
 cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n);
 cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernelNodeParams * params);
+typedef enum cudaLaunchAttributeID {
+    cudaLaunchAttributeIgnore = 0,
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+} cudaLaunchAttributeID;
+typedef union cudaLaunchAttributeValue {
+    char pad[64];
+    struct {
+        unsigned x, y, z;
+    } clusterDim;
+    int programmaticStreamSerializationAllowed;
+} cudaLaunchAttributeValue;
+cudaError_t cudaGraphKernelNodeGetAttribute(
+    cudaGraphNode_t node, cudaLaunchAttributeID id, cudaLaunchAttributeValue * value);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo * info);
 cudaError_t cudaGraphExecKernelNodeSetParams(

@@ -15,6 +15,7 @@
 void sim_cluster(int n);
 int sim_cluster_rank();
 void sim_cluster_sync();
+void sim_cluster_put(uint32_t at, int rank, const void * data, uint32_t size); // shared memory of a block
 
 // The same n bytes of shared memory for all threads of a block; key: whose they are.
 void * sim_block_shared(const void * key, size_t n);
