@@ -83,13 +83,14 @@ map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line number
 	@if [ "$(ARGS)" = --deps ]; then exec python3 tests/tools/deps.py; fi; \
 	grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
 
-lint: check-python ## contents against banners, one >>op: block each, forbidden words
+lint: check-python ## contents against banners, one >>op: block each, forbidden words, the style of clang-format 14
 	@python3 tests/tools/lint.py
 
 generate: $(filter $(VENV)/bin/python,$(PYTHON)) ## rewrite the generated parts of gcuda.h (after adding a function)
 	@for tool in tests/tools/gen_*.py; do $(PYTHON) $$tool gcuda.h || exit 1; done
 
-FILES ?= gcuda.h gcuda_kernels.cu $(wildcard examples/*.c tests/*.c tests/*.h tests/fuzz/*.c tests/compile/*.c)
+# tests/tools/lint.py checks the same list
+FILES ?= gcuda.h gcuda_kernels.cu $(sort $(wildcard examples/*.[ch]) $(shell find tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu'))
 format: ## clang-format (14) on gcuda.h, gcuda_kernels.cu, examples and tests; FILES=...: on those
 	@command -v clang-format > /dev/null || { echo "format: needs clang-format (apt-get install clang-format)"; exit 1; }
 	clang-format -i $(FILES)

@@ -12,7 +12,10 @@
   - no function of the kernel file is longer than 100 lines
   - sections use each other without cycles where deps.py forbids them
   - generated parts are as their generators write them
+  - clang-format, where its version is CLANG_FORMAT, is silent on all C, C++ and CUDA files (`make format`); else this is skipped.
+    --without-format leaves it out (tests/tools/places.py, whose copy has rows of any width)
 """
+import concurrent.futures
 import glob
 import itertools
 import os
@@ -24,9 +27,11 @@ import deps
 
 MAX_COLUMNS = 120
 IS_WRAPPED = True  # columns.py has been run: lines over MAX_COLUMNS fail; False: they are counted
+CLANG_FORMAT = 14  # other versions break other lines
+FORMATTED = ("gcuda.h", "gcuda_kernels.cu", "examples/*.[ch]", "tests/**/*.[ch]", "tests/**/*.cpp", "tests/**/*.cu")  # as Makefile's FILES
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 problems = []
-n_passed = 0
+n_passed = n_skipped = 0
 
 
 def read(path):
@@ -372,6 +377,36 @@ def check_generated():
         check(f"{os.path.basename(tool)}: generated part is current", text if p.returncode else [])
 
 
+def check_format():
+    global n_skipped
+    try:
+        says = subprocess.run(["clang-format", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        says = "clang-format is not installed (apt-get install clang-format)"
+    version = re.search(r"version (\d+)", says)
+    if not version or int(version.group(1)) != CLANG_FORMAT:
+        n_skipped += 1
+        print(f"skipped the style of the code, which clang-format {CLANG_FORMAT} checks: {says.strip()}")
+        return
+    paths = sorted({os.path.relpath(p, ROOT) for pattern in FORMATTED for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)})
+
+    def complaints(path):
+        p = subprocess.run(["clang-format", "--dry-run", "--Werror", path], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           text=True, check=False)
+        first = re.search(r"^(.*?:\d+):", p.stdout, re.M)
+        return [f"{first.group(1) if first else path}: make format FILES={path}"] if p.returncode else []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of its own
+        bad = [line for lines in pool.map(complaints, sorted(paths, key=lambda p: -os.path.getsize(os.path.join(ROOT, p)))) for line in lines]
+    check(f"clang-format is silent on {len(paths)} files", bad)
+    check_columns(paths)
+
+
+def check_columns(paths):
+    bad = [f"{path}:{n}: {len(line)} columns: {line.strip()[:70]}" for path in paths if not path.startswith("gcuda")
+           for n, line in enumerate(read(path).split("\n"), 1) if len(line) > MAX_COLUMNS]
+    check(f"examples and tests: no line over {MAX_COLUMNS} columns", bad)
+
+
 def main():
     text = read("gcuda.h")
     check_contents("gcuda.h", text)
@@ -395,7 +430,9 @@ def main():
     check_instruction_sets(text)
     check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
     check_generated()
-    print(f"{n_passed} passed, {len(problems)} failed")
+    if "--without-format" not in sys.argv:
+        check_format()
+    print(f"{n_passed} passed, {len(problems)} failed" + (f", {n_skipped} skipped" if n_skipped else ""))
     return 1 if problems else 0
 
 
