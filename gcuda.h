@@ -155,7 +155,7 @@ ADDING AN OPERATION
        constructor refuses. Constructors with other sources have rows in tests/test-errors.c
 
     The row may also name:
-      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
+      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c, which lint asks for
       - a cut rule for graphs with an abort callback: GCUDAI_CUT_OF_NAME in >>impl-cuda-cancel
     An element-wise operation that fuses into chains needs gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step,
     and d_chain_map or d_chain_binary in gcuda_kernels.cu.
@@ -167,8 +167,8 @@ ADDING AN OPERATION
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
       - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops-elements, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and
         its GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
-      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well. Its
-        derivative is tested by a line in tests/test-grad.c, which nothing asks for
+      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well.
+        tests/test-grad.c compares its derivative with finite differences; the list is enough
       - a named constructor such as gcuda_relu: its declaration in >>op:unary of >>ops-elements, GCUDAI_UNARY_BOTH in
         >>op:unary of >>impl-ops-elements, and its row in tests/test-errors.c
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.

@@ -3,7 +3,7 @@
 
   - CONTENTS and the section banners name the same tags in the same order with the same words; the parts of >>ops are those of >>impl-ops
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
-    every constructor has its row in test-errors.c
+    every constructor has its row in test-errors.c, every derivative a case in test-grad.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
   - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; no line over 120 columns (IS_WRAPPED)
@@ -117,11 +117,25 @@ def check_blocks(text):
     check(f"test-errors.c, or .refuses of a test, tries NULL and bad sources of {len(declared)} constructors",
           [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
+    check_gradients(text)
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
     products = read("tests/test-mulmat.c")
     check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
           [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
+
+
+def check_gradients(text):
+    """An operation whose column grad names a derivative has a case in test-grad.c; those of activations and gates come from their lists."""
+    table = re.search(r"#define GCUDA_OPS\(X\)((?:.*\\\n)*.*\n)", text)
+    rows = re.findall(r"\bX\(([^()]*)\)", re.sub(r"/\*.*?\*/", "", table.group(1), flags=re.S)) if table else []
+    derived = [row[1] for row in ([c.strip(" \\\n") for c in r.split(",")] for r in rows) if row[8] != "none"]
+    tests, bad = read("tests/test-grad.c"), ["GCUDA_OPS has none"] * (not derived)
+    for name in derived:
+        call = name.replace("_", r"(?:_\w+)?_") + r"(?:_\w+)?"  # rope_back: gcuda_rope_ext_back
+        if not re.search(rf"\bgcuda_{call}\(|\b(?:UNARY|BINARY)\({name}\)", tests):
+            bad.append(f"no case of gcuda_{name}")
+    check(f"test-grad.c has a case for each of {len(derived)} derivatives", bad)
 
 
 def check_words(path, text):

@@ -4,7 +4,8 @@
     places.py [--keep]      last line: N passed, N failed
 
 In a copy of the sources a dummy of each kind is added by edits, one for each place. With all edits the headers, kernels and tests
-compile, the implementation links with the kernels, and lint passes; the dummy operation and activation also run their tests on the CPU.
+compile, the implementation links with the kernels, and lint passes; the dummy operation and activation also run their tests on the CPU,
+and a wrong derivative of the activation is found.
 Then each edit is left out alone: compiler, linker or lint must fail with the dummy's name. The type is one of weights
 that the CPU alone computes with; CUDA needs a d_format and a place in D_WEIGHT_TYPES, which its compiler asks for. Generated parts (list
 of GCUDA_PREFIX, README, numbers of cases) are no places. --keep: the copy stays.
@@ -150,6 +151,13 @@ class Copy:
                 return who, (lines or ["(without the name) " + text.strip()[-300:]])[0].strip(), bool(lines)
         return None
 
+    def finds_wrong_derivative(self, edits, name):
+        """"" if test-grad names the dummy whose derivative is wrong."""
+        wrong = [(kind, path, where, text.replace("2.0f", "2.1f") if kind == "derivative" else text) for kind, path, where, text in edits]
+        text = self.apply(wrong) or self.run("make", "-s", "CFLAGS=-O0", "build/test-grad")
+        said = text or self.run("build/test-grad", "--test", "grad_every_activation")
+        return "" if not text and f"FAILED grad_every_activation/{name}" in said else said or "nothing"
+
     def runs(self, test):
         return self.run("make", "-s", "CFLAGS=-O0", "build/test-ops") or self.run("build/test-ops", "--update-cases") or \
             self.run("build/test-ops", "--test", test)
@@ -172,6 +180,9 @@ def check_kind(copy, kind, failed):
     if test:
         text = copy.runs(test)
         say(not text, f"its test {test} passes on the CPU" + (f": {text[-500:]}" if text else ""))
+    if kind == "activation":
+        text = copy.finds_wrong_derivative(edits, name)
+        say(not text, "test-grad finds a derivative that is wrong by 5 %" + (f": {text[-500:]}" if text else ""))
     for left_out in edits:
         text = copy.apply([e for e in edits if e is not left_out])
         found = ("compiler", text, name.lower() in text.lower()) if text else copy.complaint(name, left_out[0] == "kernel")
