@@ -13418,9 +13418,8 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
 // ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
-// Each part defines those of its paths, and the table in part 4 (mul_mat_path_of) has them in the order of enum
-// gcuda_mul_mat_path. A job has args or experts; groups, epilogues and stages are what takes says. The other functions
-// get jobs that are taken.
+// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; groups,
+// epilogues and stages are what takes says. The other functions get jobs that are taken.
 struct mul_mat_path {
     bool (*takes)(const gcuda_mul_mat_job & job);
     size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
@@ -13428,13 +13427,14 @@ struct mul_mat_path {
     gcuda_activation_layout (*layout)(const gcuda_mul_mat_job & job);
 };
 #ifdef GCUDA_PREFIX
-#define gcuda_path_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec)
-#define gcuda_path_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec_float)
-#define gcuda_path_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_gemm)
-#define gcuda_path_wgmma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_wgmma)
-#define gcuda_path_int8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_int8)
+#define D_PATH(name) GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_##name)
+#else
+#define D_PATH(name) gcuda_path_##name
 #endif
-extern const mul_mat_path gcuda_path_vec, gcuda_path_vec_float, gcuda_path_gemm, gcuda_path_wgmma, gcuda_path_int8;
+#define X(ID, name, product) extern const mul_mat_path D_PATH(name);
+GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+extern const mul_mat_path D_PATH(vec_float); // VEC of float weights
 
 static inline gcuda_activation_layout mul_mat_no_layout(const gcuda_mul_mat_job &) { return {}; }
 static inline bool job_is_single(const gcuda_mul_mat_job & job) {
@@ -15079,15 +15079,16 @@ static gcuda_status launch_plain_job(const gcuda_mul_mat_job & job, gcuda_stream
 }
 
 // ---- all paths ----
-static const mul_mat_path mul_mat_plain_path = { plain_takes, plain_scratch_bytes, launch_plain_job,
-    mul_mat_no_layout };
-static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tile_job, mul_mat_no_layout };
+const mul_mat_path D_PATH(plain) = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };
+const mul_mat_path D_PATH(tile) = { tile_takes, tile_scratch_bytes, launch_tile_job, mul_mat_no_layout };
 
 // NULL: a job that no path takes.
 static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
-    static const mul_mat_path * const paths[] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path,
-        &gcuda_path_gemm, &gcuda_path_wgmma, &gcuda_path_int8 };
-    static_assert(sizeof(paths) / sizeof(paths[0]) == GCUDA_MUL_MAT_PATHS, "in the order of enum gcuda_mul_mat_path");
+    static const mul_mat_path * const paths[] = {
+#define X(ID, name, product) &D_PATH(name),
+        GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+    };
     const bool is_one = (job.args != nullptr) != (job.experts != nullptr),
                is_path = (int) job.path >= 0 && job.path < GCUDA_MUL_MAT_PATHS;
     const bool is_group = job.n_args != 0, may_be_group = job.args != nullptr && job.epilogue == nullptr;
@@ -15100,7 +15101,7 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
     const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
     if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) { return nullptr; }
-    return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
+    return is_of_floats ? &D_PATH(vec_float) : paths[job.path];
 }
 
 bool gcuda_mul_mat_takes(const gcuda_mul_mat_job * job) {
@@ -17957,7 +17958,7 @@ static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
+const mul_mat_path D_PATH(vec) = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // A list of up to eight pairs of one expert is a product with eight columns. Where rows have few steps, several blocks
@@ -18075,7 +18076,7 @@ static gcuda_status launch_int8(const gcuda_mul_mat_job & job, gcuda_stream stre
     });
 }
 
-const mul_mat_path gcuda_path_int8 = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
+const mul_mat_path D_PATH(int8) = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
 #endif // part 5
 
 #if GCUDAI_PART(14)
@@ -18799,8 +18800,8 @@ static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job,
-    float_vec_layout };
+const mul_mat_path D_PATH(
+    vec_float) = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job, float_vec_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
@@ -20864,7 +20865,7 @@ static gcuda_activation_layout wg_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_wgmma = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
+const mul_mat_path D_PATH(wgmma) = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // Three kernels: sort pairs by expert, pack their activations in that order, multiply. The host knows only upper bounds
@@ -21678,7 +21679,7 @@ static gcuda_status launch_gemm(const gcuda_mul_mat_job & job, gcuda_stream stre
     return st;
 }
 
-const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
+const mul_mat_path D_PATH(gemm) = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)

@@ -430,8 +430,12 @@ static void same_bits(const struct gcuda_tensor * y, const struct gcuda_tensor *
     free(got);
 }
 
-static const char * const raw_ways[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves",
-    "gemm", "bytes" };
+static const char * const raw_ways[] = {
+    "cublas", "converted", "halves", "gemm",
+#define X(ID, name, product) product,
+    GCUDA_MUL_MAT_PATH_LIST(X) // "", too: as always
+#undef X
+};
 enum { N_RAW_WAYS = sizeof raw_ways / sizeof raw_ways[0] };
 
 // matrices: of weights; of columns there are twice as many if it is more than one.

@@ -330,7 +330,7 @@ TEST(products_take_the_way_that_the_table_says) {
         HALVES = GCUDAI_CUDA_MM_CUBLAS_16,
         VECTOR = GCUDAI_CUDA_MM_VEC,
         GROUPS = GCUDAI_CUDA_MM_WGMMA,
-        GEMM = GCUDAI_CUDA_MM_GEMM
+        GEMM = GCUDAI_CUDA_MM_PACKED
     };
     static const struct {
         enum gcuda_type a, b;
@@ -565,10 +565,11 @@ static char way_letter(enum gcudai_cuda_mm_path product) {
         case GCUDAI_CUDA_MM_CUBLAS: return 'B';
         case GCUDAI_CUDA_MM_CUBLAS_F32: return 'C';
         case GCUDAI_CUDA_MM_CUBLAS_16: return 'H';
-        case GCUDAI_CUDA_MM_GEMM: return 'M';
+        case GCUDAI_CUDA_MM_PACKED: return 'M';
         case GCUDAI_CUDA_MM_INT8: return 'Y';
-        default: return '?';
+        case GCUDAI_CUDA_MM_GEMM: return '?'; // only after packing
     }
+    return '?';
 }
 
 // Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b),
@@ -941,19 +942,25 @@ static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precis
 }
 
 TEST(products_take_the_way_that_is_named) {
-    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves",
-        "gemm", "bytes" };
-    static const enum gcudai_cuda_mm_path paths[] = { GCUDAI_CUDA_MM_PLAIN, GCUDAI_CUDA_MM_TILE, GCUDAI_CUDA_MM_VEC,
-        GCUDAI_CUDA_MM_WGMMA, GCUDAI_CUDA_MM_CUBLAS, GCUDAI_CUDA_MM_CUBLAS_F32, GCUDAI_CUDA_MM_CUBLAS_16,
-        GCUDAI_CUDA_MM_GEMM, GCUDAI_CUDA_MM_INT8 };
+    static const struct {
+        const char * name;
+        enum gcudai_cuda_mm_path path;
+    } cases[] = { { "cublas", GCUDAI_CUDA_MM_CUBLAS }, { "converted", GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", GCUDAI_CUDA_MM_PACKED },
+#define X(ID, name, product) { product, GCUDAI_CUDA_MM_##ID },
+        GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+    };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
-    for (int i = 0; i < 9; ++i) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const enum gcudai_cuda_mm_path path = cases[i].path;
+        if (cases[i].name[0] == '\0') { continue; }
         // by the parameter, by the environment, by the parameter against it
         for (int by_env = 0; by_env < 3; ++by_env) {
             char name[16];
-            snprintf(name, sizeof name, "%s", names[i]);
-            if (by_env > 0) { setenv("GCUDA_CUDA_PRODUCT", by_env == 1 ? names[i] : "nonsense", 1); }
+            snprintf(name, sizeof name, "%s", cases[i].name);
+            if (by_env > 0) { setenv("GCUDA_CUDA_PRODUCT", by_env == 1 ? cases[i].name : "nonsense", 1); }
             params.product = by_env == 1 ? NULL : name;
             gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
             memset(name, 'x', sizeof name); // it was the caller's
@@ -965,11 +972,11 @@ TEST(products_take_the_way_that_is_named) {
             p.a = packed_array(GCUDA_TYPE_F32, 256, 40, 1);
             p.b = packed_array(GCUDA_TYPE_F32, 256, 30, 1);
             p.y = packed_array(GCUDA_TYPE_F32, 40, 30, 1);
-            CHECK_EQ_I(cu->product, 1 + (int) paths[i]);
-            const bool takes = is_taken(paths[i], &p, has_cublas, cu->kernels.has_wgmma, cu->device->cc) &&
-                               (paths[i] != GCUDAI_CUDA_MM_TILE || cu->device->cc >= 800);
+            CHECK_EQ_I(cu->product, 1 + (int) path);
+            const bool takes = is_taken(path, &p, has_cublas, cu->kernels.has_wgmma, cu->device->cc) &&
+                               (path != GCUDAI_CUDA_MM_TILE || cu->device->cc >= 800);
             CHECK_EQ_I((int) gcudai_cuda_mm_choose(cu, &p, NULL).path,
-                (int) (takes ? paths[i] : chosen(&p, has_cublas, cu->kernels.has_wgmma, cu->device->cc)));
+                (int) (takes ? path : chosen(&p, has_cublas, cu->kernels.has_wgmma, cu->device->cc)));
             gcuda_backend_free(backend);
             unsetenv("GCUDA_CUDA_PRODUCT");
         }

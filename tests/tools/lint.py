@@ -5,6 +5,7 @@
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
     every constructor has its row in test-errors.c, every derivative a case in test-grad.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
+  - every path of matrix products has its row in tables, kernel file, self-test and a test of tests/hw
   - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; no line over 120 columns (IS_WRAPPED)
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
@@ -118,6 +119,8 @@ def check_blocks(text):
           [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
     check_gradients(text)
+    if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
+        check_paths(text, read("gcuda_kernels.cu"))
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
     products = read("tests/test-mulmat.c")
@@ -136,6 +139,28 @@ def check_gradients(text):
         if not re.search(rf"\bgcuda_{call}\(|\b(?:UNARY|BINARY)\({name}\)", tests):
             bad.append(f"no case of gcuda_{name}")
     check(f"test-grad.c has a case for each of {len(derived)} derivatives", bad)
+
+
+def check_paths(text, kernels):
+    """Each path of GCUDA_MUL_MAT_PATH_LIST has its places; GEMM alone is reached through PACKED, PLAIN is what no rule chooses."""
+    paths = re.findall(r"^    X\((\w+), +(\w+), +\"\w*\"\)", text[text.find("#define GCUDA_MUL_MAT_PATH_LIST(X)"):][:2000], re.M)
+    table = text[text.find("// ---- matrix products: one job"):text.find("#define GCUDA_MUL_MAT_PATH_LIST(X)")]
+    hardware = "".join(read(os.path.relpath(p, ROOT)) for p in glob.glob(os.path.join(ROOT, "tests/hw/*.c")))
+    bad = ["GCUDA_MUL_MAT_PATH_LIST has none"] * (not paths)
+    for path, name in paths:
+        host = {"GEMM": "PACKED"}.get(path, path)
+        places = [
+            (rf"^//   {path} ", table, "no row in the table above GCUDA_MUL_MAT_PATH_LIST"),
+            (rf"^const mul_mat_path D_PATH\({name}\) =", kernels, f"no D_PATH({name}) in gcuda_kernels.cu"),
+            (rf"GCUDAI_RULE\({host}," + ("|GCUDAI_CUDA_MM_PLAIN" if path == "PLAIN" else ""), text, "no rule of gcudai_cuda_mm_rules"),
+            (rf"^    \{{ \".*1 \+ GCUDAI_CUDA_MM_{host} \}}", text, "no case of gcudai_selftest_cases"),
+            (rf"\bGCUDA_MUL_MAT_{path}\b", hardware, "no test of tests/hw")]
+        bad += [f"{path}: {what}" for pattern, where_to_look, what in places if not re.search(pattern, where_to_look, re.M)]
+    cases = re.findall(r"^    \{ \"(.*?)\", gcudai_selftest_\w+, (.*) \}", text, re.M)
+    families = read("tests/sim/test-selftest.c")
+    bad += [f"case '{name}' of the self-test: not in tests/sim/test-selftest.c" for name, forced in cases
+            if "WGMMA" not in forced and f'"{name}"' not in families]
+    check(f"{len(paths)} paths of products and {len(cases)} cases of the self-test have their places", bad)
 
 
 def check_words(path, text):
