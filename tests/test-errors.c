@@ -605,7 +605,7 @@ TEST(parameters_of_movement) {
     REFUSES(gcuda_roll(ctx, a, 8, 0, 0, 0), "roll");
     REFUSES(gcuda_roll(ctx, a, 0, -4, 0, 0), "roll");
     REFUSES(gcuda_tri(ctx, f32(4, 4), (enum gcuda_tri_type) 4), "tri");
-    REFUSES(gcuda_cast(ctx, a, (enum gcuda_type) 99), "cpy");
+    REFUSES(gcuda_cast(ctx, a, GCUDA_TYPE_COUNT), "cpy");
     REFUSES(gcuda_cast(ctx, a, GCUDA_TYPE_Q4_0), "cpy");
     end();
 }
@@ -769,7 +769,9 @@ TEST(hostile_tensors) {
     REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 0, one), "0");
     REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 5, one), "5");
     REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) 4, 1, one), "4");
-    REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) 40, 1, one), "40");
+    char no_type[16];
+    snprintf(no_type, sizeof no_type, "%d", (int) GCUDA_TYPE_COUNT);
+    REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_COUNT, 1, one), no_type);
     REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) - 1, 1, one), "-1");
     REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 1, NULL), "");
     REFUSES(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_Q4_0, 33), "33", "32");

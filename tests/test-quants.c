@@ -395,13 +395,28 @@ static void check_refused(enum gcuda_type type, const float * x, void * y, int64
     CHECK_HAS(gcuda_last_error(), message);
 }
 
+static bool is_row_of_types(int id) {
+    static const int ids[] = {
+#define X(ID, id, ...) id,
+        GCUDA_TYPES(X)
+#undef X
+    };
+    bool is_row = false;
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; ++i) { is_row = is_row || ids[i] == id; }
+    return is_row;
+}
+
 TEST(chunk_refuses) {
     static float x[1024];
     static uint64_t y[1024];
-    static const int bad_ids[] = { 4, 5, 31, 38, 40, 99, -1, 1 << 30 };
-    for (size_t i = 0; i < sizeof bad_ids / sizeof bad_ids[0]; ++i) {
-        check_refused((enum gcuda_type) bad_ids[i], x, y, 0, 1, 256, "cannot make invalid");
+    int n_gaps = 0; // below GCUDA_TYPE_COUNT: at least 4 and 5, which formats of long ago had
+    for (int id = -1; id < GCUDA_TYPE_COUNT + 60; ++id) {
+        if (is_row_of_types(id)) { continue; }
+        check_refused((enum gcuda_type) id, x, y, 0, 1, 256, "cannot make invalid");
+        n_gaps += id >= 0 && id < GCUDA_TYPE_COUNT;
     }
+    CHECK(n_gaps >= 2);
+    check_refused((enum gcuda_type)(1 << 30), x, y, 0, 1, 256, "cannot make invalid");
     for (int i = 0; i < N_GRIDS; ++i) { check_refused(grids[i], x, y, 0, 1, 256, "cannot make iq"); }
     check_refused(GCUDA_TYPE_I32, x, y, 0, 1, 256, "cannot make i32");
     check_refused(GCUDA_TYPE_Q4_K, x, y, 0, 1, 128, "whole q4_K blocks of 256");

@@ -123,9 +123,11 @@ def check_blocks(text):
         check_paths(text, read("gcuda_kernels.cu"))
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
-    products = read("tests/test-mulmat.c")
+    listed = re.search(r"\bweight_types\[\] = \{(.*?)\};", read("tests/test-mulmat.c"), re.S)
+    products = re.findall(r"\bGCUDA_TYPE_(\w+)", re.sub(r"//[^\n]*|/\*.*?\*/", "", listed.group(1), flags=re.S)) if listed else []
     check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
-          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
+          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if t not in products] +
+          [f"weight_types: GCUDA_TYPE_{t} is no type of weights" for t in products if t not in weights])
 
 
 def check_gradients(text):
