@@ -8,6 +8,7 @@ CFLAGS ?= -O2 -g
 EXAMPLE_CFLAGS ?= -O2
 WARN ?= -Wall -Wextra -Wpedantic -Wshadow
 STD ?= -std=c99 -ffp-contract=off
+# the manual in gcuda.h and the first lines of examples/ name the same (tests/tools/lint.py)
 LIBS ?= -pthread -lm -ldl
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 VENV = build/venv
@@ -295,6 +296,7 @@ NVCC_FLAGS ?= -O3
 # nvcc leaves machine code uncompressed: compressed, which every driver reads, an object is a quarter as large
 KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xfatbin -compress-all -Xcompiler -Wall,-Wextra,-fPIC
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
+NVCC_LIBS = $(LIBS:-pthread=-lpthread) # nvcc does not know -pthread
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
@@ -359,11 +361,11 @@ $(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h examples/llm.h gcuda.
 
 # CUB takes a minute to compile: only for a GPU that is here
 $(CUDA)/bench-sorts: tests/bench-sorts.cu gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
-	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lpthread -ldl -lrt -lm
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lrt $(NVCC_LIBS)
 
 # the launcher of attention alone: parts 7 and 8 of the kernels, and the host side without CUDA
 $(CUDA)/bench-attention: tests/bench-attention.cu gcuda.h $(B)/gcuda_impl.o $(CUDA)/gcuda_kernels-7.o $(CUDA)/gcuda_kernels-8.o
-	$(NVCC) $(KERNEL_FLAGS) -I. $< $(filter %.o,$^) -o $@ -Xcompiler -no-pie -Xlinker -z,lazy,--unresolved-symbols=ignore-all -lpthread -ldl -lrt -lm
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(filter %.o,$^) -o $@ -Xcompiler -no-pie -Xlinker -z,lazy,--unresolved-symbols=ignore-all -lrt $(NVCC_LIBS)
 
 # has the implementation inside
 $(CUDA)/bench-upload: tests/bench-upload.c gcuda.h $(KERNEL_OBJECTS)

@@ -7,7 +7,7 @@ the prefix replaced; README.md lists the differences. Version 0.1 has every oper
 graph with a node that the device cannot run is refused with the node's name.
 
 BUILD
-    cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
+    cc -O2 my.c -o my -pthread -lm -ldl     one of the files holds the implementation:
 
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
@@ -15,8 +15,8 @@ BUILD
     With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is installed):
 
     nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
-    cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
-       -lstdc++ -lrt -ldl -lm -lpthread
+    cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -o my \
+       -L/usr/local/cuda/lib64 -lcudart_static -lstdc++ -lrt -pthread -lm -ldl
 
     For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
     driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...

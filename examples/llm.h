@@ -11,7 +11,7 @@ BUILD
     #define LLM_IMPLEMENTATION
     #include "llm.h"
 
-    cc -O2 my.c -lm -lpthread -ldl          // with CUDA: as gcuda.h says
+    cc -O2 my.c -o my -pthread -lm -ldl     // with CUDA: as gcuda.h says
 
 QUICK START
     struct llm_model * model = NULL;

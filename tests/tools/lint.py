@@ -12,6 +12,7 @@
   - every kernel has a contract directly above it that names its floor
   - no function of the kernel file is longer than 100 lines
   - sections use each other without cycles where deps.py forbids them
+  - the manual and the examples name the Makefile's libraries
   - generated parts are as their generators write them
   - clang-format, where its version is CLANG_FORMAT, is silent on all C, C++ and CUDA files (`make format`); else this is skipped.
     --without-format leaves it out (tests/tools/places.py, whose copy has rows of any width)
@@ -407,6 +408,22 @@ def check_names(text):
     check("gcuda.h: macros carry the prefix", bad)
 
 
+def check_link_flags():
+    """Commands that the manual and the examples show link with the Makefile's LIBS, with CUDA with its CUDA_LIBS."""
+    makefile = read("Makefile")
+    libs = re.search(r"^LIBS \?= (.*)$", makefile, re.M).group(1)
+    cuda = re.search(r"^CUDA_LIBS = -L\S+ (.*) \$\(LIBS\)$", makefile, re.M).group(1) + " " + libs
+    bad, n = [], 0
+    for path in ["gcuda.h", "examples/llm.h"] + sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, "examples/*.c"))):
+        head = re.sub(r"\\\n\s*", "", "\n".join(read(path).split("\n")[:40]))
+        for command in re.findall(r"^(?://)? +(cc .*)$", head, re.M):
+            flags, wanted = " ".join(re.findall(r"-l[\w+]+|-pthread", command)), cuda if "-DGCUDA_CUDA" in command else libs
+            n += 1
+            if flags != wanted:
+                bad.append(f"{path}: links with {flags}; the Makefile with {wanted}")
+    check(f"{n} commands of the manual and examples link as the Makefile does", bad or ["no command found"] * (n == 0))
+
+
 def check_generated():
     for tool in sorted(glob.glob(os.path.join(ROOT, "tests/tools/gen_*.py"))):
         p = subprocess.run([sys.executable, tool, "--check", "gcuda.h"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -470,6 +487,7 @@ def main():
     check_names(text)
     check_instruction_sets(text)
     check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
+    check_link_flags()
     check_generated()
     if "--without-format" not in sys.argv:
         check_format()
