@@ -393,7 +393,8 @@ TEST(grad_unary) {
 }
 
 // Every activation and every gate of the registry: a new line of GCUDA_UNARY_OPS or GCUDA_GLU_OPS is tested as it is.
-// Values are 1/16 and more away from multiples of a half, where a kink may be, and cover -4 to 4, half of them each case.
+// Values are 1/16 and more away from multiples of a half, where a kink may be, and cover -4 to 4, half of them in each
+// case.
 #define X(ID, value) BUILD(act_##ID, gcuda_unary(ctx, in[0], GCUDA_UNARY_OP_##ID))
 GCUDA_UNARY_OPS(X)
 #undef X
