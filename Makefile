@@ -325,9 +325,10 @@ $(CUDA):
 $(CUDA)/flags: always | $(CUDA)
 	@echo '$(NVCC) $(KERNEL_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(KERNEL_FLAGS)' > $@
 
-# the processor time that it took stays beside the object, for make size
+# what nvcc said and the processor time that it took stay beside the object, for tests/cuda.py and make size
 $(KERNEL_OBJECTS): $(CUDA)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(CUDA)/flags
-	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@; status=$$?; times > $@.times; exit $$status
+	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@ > $@.log 2>&1; status=$$?; \
+	times > $@.times; cat $@.log >&2; exit $$status
 
 $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
