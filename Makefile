@@ -8,6 +8,7 @@ CFLAGS ?= -O2 -g
 EXAMPLE_CFLAGS ?= -O2
 WARN ?= -Wall -Wextra -Wpedantic -Wshadow
 STD ?= -std=c99 -ffp-contract=off
+# the manual in gcuda.h and the first lines of examples/ name the same (tests/tools/lint.py)
 LIBS ?= -pthread -lm -ldl
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 VENV = build/venv
@@ -83,13 +84,14 @@ map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line number
 	@if [ "$(ARGS)" = --deps ]; then exec python3 tests/tools/deps.py; fi; \
 	grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
 
-lint: check-python ## contents against banners, one >>op: block each, forbidden words
+lint: check-python ## contents against banners, one >>op: block each, forbidden words, the style of clang-format 14
 	@python3 tests/tools/lint.py
 
 generate: $(filter $(VENV)/bin/python,$(PYTHON)) ## rewrite the generated parts of gcuda.h (after adding a function)
 	@for tool in tests/tools/gen_*.py; do $(PYTHON) $$tool gcuda.h || exit 1; done
 
-FILES ?= gcuda.h gcuda_kernels.cu $(wildcard examples/*.c tests/*.c tests/*.h tests/fuzz/*.c tests/compile/*.c)
+# tests/tools/lint.py checks the same list
+FILES ?= gcuda.h gcuda_kernels.cu $(sort $(wildcard examples/*.[ch]) $(shell find tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu'))
 format: ## clang-format (14) on gcuda.h, gcuda_kernels.cu, examples and tests; FILES=...: on those
 	@command -v clang-format > /dev/null || { echo "format: needs clang-format (apt-get install clang-format)"; exit 1; }
 	clang-format -i $(FILES)
@@ -294,6 +296,7 @@ NVCC_FLAGS ?= -O3
 # nvcc leaves machine code uncompressed: compressed, which every driver reads, an object is a quarter as large
 KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xfatbin -compress-all -Xcompiler -Wall,-Wextra,-fPIC
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
+NVCC_LIBS = $(LIBS:-pthread=-lpthread) # nvcc does not know -pthread
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
@@ -322,9 +325,10 @@ $(CUDA):
 $(CUDA)/flags: always | $(CUDA)
 	@echo '$(NVCC) $(KERNEL_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(KERNEL_FLAGS)' > $@
 
-# the processor time that it took stays beside the object, for make size
+# what nvcc said and the processor time that it took stay beside the object, for tests/cuda.py and make size
 $(KERNEL_OBJECTS): $(CUDA)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(CUDA)/flags
-	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@; status=$$?; times > $@.times; exit $$status
+	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@ > $@.log 2>&1; status=$$?; \
+	times > $@.times; cat $@.log >&2; exit $$status
 
 $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
@@ -358,11 +362,11 @@ $(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h examples/llm.h gcuda.
 
 # CUB takes a minute to compile: only for a GPU that is here
 $(CUDA)/bench-sorts: tests/bench-sorts.cu gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
-	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lpthread -ldl -lrt -lm
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lrt $(NVCC_LIBS)
 
 # the launcher of attention alone: parts 7 and 8 of the kernels, and the host side without CUDA
 $(CUDA)/bench-attention: tests/bench-attention.cu gcuda.h $(B)/gcuda_impl.o $(CUDA)/gcuda_kernels-7.o $(CUDA)/gcuda_kernels-8.o
-	$(NVCC) $(KERNEL_FLAGS) -I. $< $(filter %.o,$^) -o $@ -Xcompiler -no-pie -Xlinker -z,lazy,--unresolved-symbols=ignore-all -lpthread -ldl -lrt -lm
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(filter %.o,$^) -o $@ -Xcompiler -no-pie -Xlinker -z,lazy,--unresolved-symbols=ignore-all -lrt $(NVCC_LIBS)
 
 # has the implementation inside
 $(CUDA)/bench-upload: tests/bench-upload.c gcuda.h $(KERNEL_OBJECTS)

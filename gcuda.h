@@ -7,7 +7,7 @@ the prefix replaced; README.md lists the differences. Version 0.1 has every oper
 graph with a node that the device cannot run is refused with the node's name.
 
 BUILD
-    cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
+    cc -O2 my.c -o my -pthread -lm -ldl     one of the files holds the implementation:
 
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
@@ -15,8 +15,8 @@ BUILD
     With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is installed):
 
     nvcc -O3 -std=c++17 -arch=native -Xfatbin -compress-all -c gcuda_kernels.cu
-    cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
-       -lstdc++ -lrt -ldl -lm -lpthread
+    cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -o my \
+       -L/usr/local/cuda/lib64 -lcudart_static -lstdc++ -lrt -pthread -lm -ldl
 
     For an H100 or H200 use -arch=sm_90a: native leaves out wgmma. The program also starts on machines without a GPU or
     driver, and finds no device there. `make cuda` compiles the same kernels in parallel parts. GCUDA_KERNEL_NO_...
@@ -155,7 +155,7 @@ ADDING AN OPERATION
        constructor refuses. Constructors with other sources have rows in tests/test-errors.c
 
     The row may also name:
-      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c
+      - a derivative: gcudai_NAME_grad in >>impl-autodiff, with a case of tests/test-grad.c, which lint asks for
       - a cut rule for graphs with an abort callback: GCUDAI_CUT_OF_NAME in >>impl-cuda-cancel
     An element-wise operation that fuses into chains needs gcudai_cuda_chain_unary or _binary, gcudai_cuda_chain_step,
     and d_chain_map or d_chain_binary in gcuda_kernels.cu.
@@ -167,8 +167,8 @@ ADDING AN OPERATION
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
       - its GCUDAI_MAP(ID, f(x)) in >>op:unary of >>impl-ops-elements, its D_UNARY(ID, f(x)) in gcuda_kernels.cu, and
         its GCUDAI_SLOPE(ID, f'(x)) in >>impl-autodiff: the compiler requires them
-      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well. Its
-        derivative is tested by a line in tests/test-grad.c, which nothing asks for
+      - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well.
+        tests/test-grad.c compares its derivative with finite differences; the list is enough
       - a named constructor such as gcuda_relu: its declaration in >>op:unary of >>ops-elements, GCUDAI_UNARY_BOTH in
         >>op:unary of >>impl-ops-elements, and its row in tests/test-errors.c
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
@@ -181,14 +181,20 @@ ADDING AN OPERATION
       - its id in weight_types of tests/test-mulmat.c and its row in op_types of tests/test-ops.h
       - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES. The compiler then names the decoders
         of the product kernels. No check names D_QUANTIZED_TYPES, which conversions on the device need
-    tests/tools/places.py adds a dummy operation, activation and type, and leaves out one place after the other.
+    tests/tools/places.py adds a dummy operation, activation, type and path of products, and leaves out one place after
+    the other.
 
-    A new path of matrix products on CUDA:
-      - its name in enum gcuda_mul_mat_path and in enum gcudai_cuda_mm_path; for gcuda_cuda_params.product in
-        gcudai_cuda_product_named
-      - in gcuda_kernels.cu a struct mul_mat_path (takes, scratch_bytes, launch, layout) and its place in
-        mul_mat_path_of, which the compiler asks for
-      - when it pays: rows of gcudai_cuda_mm_rules
+    A new path of matrix products on CUDA. Who names what is forgotten stands in brackets:
+      - its line in GCUDA_MUL_MAT_PATH_LIST: the enums, the table of the kernel file and the name for experiments
+      - its row in the table of paths above that list [lint]
+      - in gcuda_kernels.cu its struct mul_mat_path (takes, scratch_bytes, launch, layout): D_PATH(NAME) [linker, lint]
+      - when it pays: rows of gcudai_cuda_mm_rules [lint]
+      - a case of gcudai_selftest_cases that forces it [lint], and its name in tests/sim/test-selftest.c [lint]
+      - its letter in tests/sim/test-cuda.c [compiler], whose table says which products take it
+      - a case of tests/hw that launches it [lint]; the simulated device runs these too
+    Optional abilities of a path: layouts that norms and gates write (layout); products in groups (takes,
+    gcudai_cuda_is_member). Epilogues (takes, and gcudai_cuda_steps_path where they pay); prequantized activations and
+    stages (mul_mat_path_of). A path without them changes none of these functions.
 
     A new fused pattern on CUDA: rows of nodes in >>impl-cuda-fusion and its entry in gcudai_cuda_patterns, where the
     first match wins. With a new launcher also its kind in enum gcudai_cuda_pattern_kind, its arguments in union
@@ -3623,10 +3629,9 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_switch full_precision;
     // For experiments: path of all products that support it. Others, and those with row-split weights, take the path
     // chosen by dispatch. Read when the backend is made; another name fails it. NULL: GCUDA_CUDA_PRODUCT; "": none.
-    //   mul_mat      "own", "vector", "tile", "warp_groups"    PLAIN, VEC, TILE, WGMMA of enum gcuda_mul_mat_path
-    //                "cublas", "converted", "halves"           cuBLAS: operands in place, packed to F32, to 16 bits
-    //                "gemm"                                    packed operands, then WGMMA or GEMM
-    //   mul_mat_id   "own", "vector", "warp_groups", "bytes"   PLAIN, VEC, WGMMA, INT8
+    //   "own", "vector", ...                the paths of GCUDA_MUL_MAT_PATH_LIST
+    //   "cublas", "converted", "halves"     mul_mat by cuBLAS: operands in place, packed to F32, to 16 bits
+    //   "gemm"                              mul_mat with packed operands, then WGMMA or GEMM
     const char * product;
     // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied
     // while the previous ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of
@@ -4287,17 +4292,26 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(
 //
 // from: compute capability; *: slow below it.
 // Columns are activation columns per matrix of weights. VEC does not round floats with GCUDA_PREC_F32 or for experts.
-// Other paths that round refuse GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN uses tensor cores where possible,
-// VEC has a thread block per expert-token pair.
+// Other paths that round refuse GCUDA_PREC_F32. Accumulators are F32. Experts: PLAIN, which uses tensor cores where
+// possible, VEC with a thread block per expert-token pair, WGMMA, INT8.
+//
+// The list: name, its D_PATH in the kernel file, name in gcuda_cuda_params.product. GEMM has none: there "gemm" also
+// packs the operands.
+// clang-format off
+#define GCUDA_MUL_MAT_PATH_LIST(X) \
+    X(PLAIN, plain, "own")         \
+    X(VEC,   vec,   "vector")      \
+    X(TILE,  tile,  "tile")        \
+    X(GEMM,  gemm,  "")            \
+    X(WGMMA, wgmma, "warp_groups") \
+    X(INT8,  int8,  "bytes")
 enum gcuda_mul_mat_path {
-    GCUDA_MUL_MAT_PLAIN,
-    GCUDA_MUL_MAT_VEC,
-    GCUDA_MUL_MAT_TILE,
-    GCUDA_MUL_MAT_GEMM,
-    GCUDA_MUL_MAT_WGMMA,
-    GCUDA_MUL_MAT_INT8,
+#define X(ID, name, product) GCUDA_MUL_MAT_##ID,
+    GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
     GCUDA_MUL_MAT_PATHS
 };
+// clang-format on
 // WGMMA of quantized weights can be launched in two stages, so that products on other devices reuse the prequantized
 // activations. These are contiguous tiles of GCUDA_MUL_MAT_WG_TILE columns, the last one zero-filled. PRODUCT takes any
 // rows, and columns from a multiple of GCUDA_MUL_MAT_WG_TILE.
@@ -28250,16 +28264,15 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 // kernel file decides which products a kernel accepts (gcuda_mul_mat_takes); the table gcudai_cuda_mm_rules decides
 // when a path pays.
 
+// Paths with work on the host, and all of the kernel file.
 enum gcudai_cuda_mm_path {
-    GCUDAI_CUDA_MM_PLAIN = GCUDA_MUL_MAT_PLAIN,
-    GCUDAI_CUDA_MM_VEC = GCUDA_MUL_MAT_VEC,
-    GCUDAI_CUDA_MM_TILE = GCUDA_MUL_MAT_TILE,
-    GCUDAI_CUDA_MM_WGMMA = GCUDA_MUL_MAT_WGMMA,
-    GCUDAI_CUDA_MM_INT8 = GCUDA_MUL_MAT_INT8,
     GCUDAI_CUDA_MM_CUBLAS = GCUDA_MUL_MAT_PATHS, // cuBLAS, F32 operands in place
     GCUDAI_CUDA_MM_CUBLAS_F32,                   // cuBLAS after packing operands to F32
     GCUDAI_CUDA_MM_CUBLAS_16, // cuBLAS after packing operands to F16 for F16 weights, to BF16 for others
-    GCUDAI_CUDA_MM_GEMM       // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
+    GCUDAI_CUDA_MM_PACKED,    // packs operands likewise (F32 weights: to F32), then WGMMA or GEMM of the kernel file
+#define X(ID, name, product) GCUDAI_CUDA_MM_##ID = GCUDA_MUL_MAT_##ID,
+    GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
 };
 
 // The device that computes a product; for row-split weights the common capabilities of all devices.
@@ -28271,10 +28284,10 @@ struct gcudai_cuda_mm_device {
 struct gcudai_cuda_mm_choice {
     bool is_made;
     enum gcudai_cuda_mm_path path;
-    enum gcuda_prec prec;                  // of the launch
-    bool takes_epilogue;                   // any epilogue without a second matrix of weights
-    struct gcuda_activation_layout layout; // of VEC and WGMMA
-    size_t scratch_bytes;                  // for paths of the kernel file; SIZE_MAX: querying the device failed
+    enum gcuda_prec prec; // of the launch
+    bool takes_epilogue;  // any epilogue without a second matrix of weights
+    struct gcuda_activation_layout layout;
+    size_t scratch_bytes; // for paths of the kernel file; SIZE_MAX: querying the device failed
 };
 
 // One product as input of rules and paths: args or experts.
@@ -28347,8 +28360,8 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(
     return job;
 }
 
-// GEMM packs both operands itself, so only sizes and types matter.
-static bool gcudai_cuda_mm_gemm_takes(const struct gcuda_mul_mat_args * p) {
+// PACKED packs both operands itself, so only sizes and types matter.
+static bool gcudai_cuda_mm_packed_takes(const struct gcuda_mul_mat_args * p) {
     return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
            gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 &&
            p->y.nb[0] == sizeof(float);
@@ -28368,7 +28381,7 @@ static bool gcudai_cuda_mm_takes(const struct gcudai_cuda_mm_case * c, enum gcud
                    gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
         case GCUDAI_CUDA_MM_CUBLAS_F32: return c->may_cublas;
         case GCUDAI_CUDA_MM_CUBLAS_16: return c->may_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
-        default: return c->device->kernels.capability >= 800 && gcudai_cuda_mm_gemm_takes(p);
+        default: return c->device->kernels.capability >= 800 && gcudai_cuda_mm_packed_takes(p);
     }
 }
 
@@ -28471,8 +28484,8 @@ static const struct gcudai_cuda_mm_rule gcudai_cuda_mm_rules[] = {
     GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,        BLOCKS,        9,   128,  0,    16,   0,    ANY,        800),
     GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,        HALF,          0,   0,    0,    16,   0,    ANY,        0),
     GCUDAI_RULE(CUBLAS_16,  ALWAYS,     ALWAYS,        BLOCKS,        9,   0,    0,    16,   0,    ANY,        0),
-    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,          FLOAT,         65,  0,    0,    16,   0,    ANY,        800),
-    GCUDAI_RULE(GEMM,       NO_CUBLAS,  OF_B,          BLOCKS,        256, 0,    0,    16,   0,    ANY,        800),
+    GCUDAI_RULE(PACKED,     NO_CUBLAS,  OF_B,          FLOAT,         65,  0,    0,    16,   0,    ANY,        800),
+    GCUDAI_RULE(PACKED,     NO_CUBLAS,  OF_B,          BLOCKS,        256, 0,    0,    16,   0,    ANY,        800),
     GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,        ANY,           9,   0,    0,    16,   0,    ANY,        800),
     // Experts, pair by pair: a pair reads an expert once, a tile about twice, of floats less. 36 pairs for 32 experts
     // of 1792 x 2048 take 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0, lists 24.3, 37.6 and 34.0 (H200); with 48
@@ -28557,17 +28570,12 @@ static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) 
     static const struct {
         const char * name;
         int wanted;
-    } names[] = {
-        { "", 0 },
-        { "own", 1 + GCUDAI_CUDA_MM_PLAIN },
-        { "tile", 1 + GCUDAI_CUDA_MM_TILE },
-        { "vector", 1 + GCUDAI_CUDA_MM_VEC },
-        { "warp_groups", 1 + GCUDAI_CUDA_MM_WGMMA },
-        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS },
-        { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
-        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 },
-        { "gemm", 1 + GCUDAI_CUDA_MM_GEMM },
-        { "bytes", 1 + GCUDAI_CUDA_MM_INT8 },
+    } names[] = { { "", 0 }, // before the paths without a name
+        { "cublas", 1 + GCUDAI_CUDA_MM_CUBLAS }, { "converted", 1 + GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", 1 + GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", 1 + GCUDAI_CUDA_MM_PACKED },
+#define X(ID, name, product) { product, 1 + GCUDAI_CUDA_MM_##ID },
+        GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
     };
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
@@ -28597,9 +28605,7 @@ static void gcudai_cuda_mm_ask(struct gcudai_cuda_mm_case * c, struct gcudai_cud
     struct gcuda_mul_mat_job job = gcudai_cuda_mm_case_job(c, choice->path);
     if (choice->path >= GCUDAI_CUDA_MM_CUBLAS) { return; }
     GCUDAI_ZERO(none);
-    if (choice->path == GCUDAI_CUDA_MM_VEC || choice->path == GCUDAI_CUDA_MM_WGMMA) {
-        choice->layout = gcuda_mul_mat_layout(&job);
-    }
+    choice->layout = gcuda_mul_mat_layout(&job);
     job.epilogue = &none;
     choice->takes_epilogue = gcuda_mul_mat_takes(&job);
     job.epilogue = NULL;
@@ -28787,7 +28793,7 @@ static gcuda_status gcudai_cuda_gemm_pieces(
 // Packs both operands, weights piece by piece, and multiplies them.
 static gcuda_status gcudai_cuda_multiply_packed(
     struct gcudai_cuda * cu, enum gcudai_cuda_mm_path path, struct gcuda_mul_mat_args p) {
-    const bool is_own = path == GCUDAI_CUDA_MM_GEMM;
+    const bool is_own = path == GCUDAI_CUDA_MM_PACKED;
     const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : path != GCUDAI_CUDA_MM_CUBLAS_16;
     const enum gcuda_type type = is_f32                       ? GCUDA_TYPE_F32
                                  : p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16
@@ -36661,11 +36667,12 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "quantized products", gcudai_selftest_quantized, 0 },
     { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
-    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_GEMM },
+    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PACKED },
     { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
     { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
     { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
     { "experts", gcudai_selftest_experts, 0 },
+    { "experts by bytes", gcudai_selftest_experts, 1 + GCUDAI_CUDA_MM_INT8 },
     { "experts of a token", gcudai_selftest_token, 0 },
     { "experts of floats of a token", gcudai_selftest_float_token, 0 },
     { "attention", gcudai_selftest_attention, 0 },
@@ -36712,9 +36719,8 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
 
 static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
     const int forced = gcudai_selftest_cases[i].forced;
-    return forced == 1 + GCUDAI_CUDA_MM_WGMMA  ? cu->kernels.has_wgmma
-           : forced == 1 + GCUDAI_CUDA_MM_GEMM ? cu->device->cc >= 800
-                                               : true;
+    const bool is_of_80 = forced == 1 + GCUDAI_CUDA_MM_PACKED || forced == 1 + GCUDAI_CUDA_MM_INT8;
+    return forced == 1 + GCUDAI_CUDA_MM_WGMMA ? cu->kernels.has_wgmma : !is_of_80 || cu->device->cc >= 800;
 }
 
 static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_conv_args * args) {
@@ -36737,9 +36743,11 @@ static gcuda_status gcudai_selftest_go(struct gcudai_cuda * cu, const struct gcu
     gcudai_cuda_set_shared(cu, y->op, &args);
     if (forced == GCUDAI_SELFTEST_PACKED) { return gcudai_selftest_pack(cu, &args.conv); }
     const struct gcudai_cuda_mm_device device = gcudai_cuda_mm_device_of(cu);
-    const struct gcudai_cuda_mm_choice choice = gcudai_cuda_mm_choice_with(
-        (enum gcudai_cuda_mm_path)(forced - 1), args.mul_mat.prec, &args.mul_mat, NULL, &device);
-    return gcudai_cuda_multiply(cu, &choice, args.mul_mat);
+    const bool is_id = y->op == GCUDA_OP_MUL_MAT_ID;
+    const struct gcudai_cuda_mm_choice choice = gcudai_cuda_mm_choice_with((enum gcudai_cuda_mm_path)(forced - 1),
+        is_id ? args.mul_mat_id.prec : args.mul_mat.prec, &args.mul_mat, is_id ? &args.mul_mat_id : NULL, &device);
+    return is_id ? gcudai_cuda_multiply_id(cu, &choice, &args.mul_mat_id)
+                 : gcudai_cuda_multiply(cu, &choice, args.mul_mat);
 }
 
 // The cases of forced paths once more, over the results of the graph.

@@ -3167,8 +3167,12 @@ static __global__ void __launch_bounds__(256)
 // inside it does not.
 #define ROWS_BACK_FEW 1024
 struct d_gathered {
-    // count, start: per row of y; total: one; the others: per index
-    int32_t *count, *start, *total, *slot, *order, *sorted;
+    int32_t * count; // per row of y, as start
+    int32_t * start;
+    int32_t * total; // one
+    int32_t * slot;  // per index, as order and sorted
+    int32_t * order;
+    int32_t * sorted;
     int64_t n, n_rows;
 };
 static d_gathered gathered_of(const gcuda_get_rows_args & p) {
@@ -3333,7 +3337,8 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
     const int64_t n = args->y.ne[1];
     if (get_rows_back_at_once(*args)) { return launch_elements(k_get_rows_back_few, args->y, stream, *args); }
     if (is_gathered(*args)) { return get_rows_back_gathered(*args, stream); }
-    int64_t *first = (int64_t *) args->scratch, *next = first + n;
+    int64_t * first = (int64_t *) args->scratch;
+    int64_t * next = first + n;
     gcuda_status st = launch(k_get_rows_back_none, (n + 255) / 256, 256, stream, first, n);
     st = st == GCUDA_STATUS_SUCCESS
              ? launch(k_get_rows_back_chain, (args->ids.ne[0] + 7) / 8, 256, stream, *args, first, next)
@@ -3759,8 +3764,8 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
-        const T *x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0,
-                *g = (const T *) d_at(p.g, 0, i.i1, i.i2, i.i3) + i.i0;
+        const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0;
+        const T * g = (const T *) d_at(p.g, 0, i.i1, i.i2, i.i3) + i.i0;
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
         uint4 raw_x[2], raw_g[2];
@@ -4306,7 +4311,9 @@ static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_w
     float c[7];
     for (int k = 0; k < 7; ++k) { c[k] = ((const float *) p.params.data)[k]; }
     FOR_ELEMENTS(i, n_wide) {
-        float4 *pa = (float4 *) p.a.data + i, *pm = (float4 *) p.m.data + i, *pv = (float4 *) p.v.data + i;
+        float4 * pa = (float4 *) p.a.data + i;
+        float4 * pm = (float4 *) p.m.data + i;
+        float4 * pv = (float4 *) p.v.data + i;
         const float4 g = ((const float4 *) p.grad.data)[i];
         float4 a = *pa, m = *pm, v = *pv;
         d_adamw(a.x, m.x, v.x, g.x, c);
@@ -4729,7 +4736,8 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
 static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
-        const char *x = d_row(p.logits, r), *b = d_row(p.labels, r);
+        const char * x = d_row(p.logits, r);
+        const char * b = d_row(p.labels, r);
         const d_log_sum norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
             loss += d_loss_term(
@@ -4925,7 +4933,8 @@ gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * ar
 static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args p) {
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
     FOR_ROWS(r, d_rows(p.logits)) {
-        const char *x = d_row(p.logits, r), *b = d_row(p.labels, r);
+        const char * x = d_row(p.logits, r);
+        const char * b = d_row(p.labels, r);
         char * y = d_row(p.y, r);
         const d_log_sum norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
@@ -4946,7 +4955,8 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_back_wide(co
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
     FOR_ROWS(r, d_rows(p.logits)) {
         const int64_t n = p.logits.ne[0], step = (int64_t) blockDim.x * N;
-        const T *x = (const T *) d_row(p.logits, r), *b = (const T *) d_row(p.labels, r);
+        const T * x = (const T *) d_row(p.logits, r);
+        const T * b = (const T *) d_row(p.labels, r);
         T * y = (T *) d_row(p.y, r);
         d_no_labels none;
         const d_log_sum norm = d_log_sum_exp_wide(x, n, none);
@@ -5074,7 +5084,8 @@ template <typename MAP, typename ROW>
 static inline __device__ const char * d_stretch_of(
     const MAP & m, const ROW & row, int64_t at, int count, int n, int size, int64_t end) {
     if (at < n || at + count + n > end) { return nullptr; }
-    const char *before = (const char *) m.at(row, at - n), *behind = (const char *) m.at(row, at + count + n - 1);
+    const char * before = (const char *) m.at(row, at - n);
+    const char * behind = (const char *) m.at(row, at + count + n - 1);
     return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
 }
 
@@ -5096,8 +5107,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK)
         const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
         // first element of the warp, whose part of the row may be contiguous
         const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n;
-        const char *from[GATHER_WIDE_PARTS],
-            *whole = d_stretch_of(m, row, tile0, 32 * GATHER_WIDE_PARTS * n, n, size, y.ne[0]);
+        const char * from[GATHER_WIDE_PARTS];
+        const char * whole = d_stretch_of(m, row, tile0, 32 * GATHER_WIDE_PARTS * n, n, size, y.ne[0]);
         d_straddled v[GATHER_WIDE_PARTS] = {};
         if (whole != nullptr) {
             UNROLL for (int k = 0; k < GATHER_WIDE_PARTS; ++k) {
@@ -5331,8 +5342,9 @@ gcuda_status gcuda_launch_pad_reflect_1d(const gcuda_pad_reflect_1d_args * args,
 
 // >>op:concat -----------------------------------------------------------------------------------------
 struct d_joined_row {
-    const char *a, *b; // b: for DIM 0
-    int64_t step;      // of a
+    const char * a;
+    const char * b; // for DIM 0
+    int64_t step;   // of a
 };
 
 template <int DIM> struct d_joined {
@@ -5455,7 +5467,8 @@ static __global__ void __launch_bounds__(1024) k_set_small(const gcuda_set_args 
     NO_UNROLL for (int i = (int) threadIdx.x; i < n_b; i += 1024) {
         const int q0 = i / n0, q1 = q0 / n1;
         const d_index at = { i - q0 * n0, q0 - q1 * n1, q1 % n2, q1 / n2 };
-        char *to = d_at(p.region, at), *from = d_at(p.b, at);
+        char * to = d_at(p.region, at);
+        char * from = d_at(p.b, at);
         if (adds) {
             d_store(p.y.type, to, d_load(p.y.type, to) + d_load(p.b.type, from));
         } else {
@@ -5827,8 +5840,8 @@ template <typename T> static __global__ void k_add_id_wide(const gcuda_add_id_ar
         const int32_t id = *(const int32_t *) d_at(p.ids, i.i1, i.i2, 0, 0);
         const bool is_ok = id >= 0 && id < p.b.ne[1];
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
-        const T *a = (const T *) d_at(p.a, 0, i.i1, i.i2, i.i3) + i.i0,
-                *b = (const T *) d_at(p.b, 0, is_ok ? id : 0, 0, 0) + i.i0;
+        const T * a = (const T *) d_at(p.a, 0, i.i1, i.i2, i.i3) + i.i0;
+        const T * b = (const T *) d_at(p.b, 0, is_ok ? id : 0, 0, 0) + i.i0;
         uint4 raw_a[ADD_ID_PARTS], raw_b[ADD_ID_PARTS];
         if (!is_ok && i.i0 == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         UNROLL for (int k = 0; k < ADD_ID_PARTS; ++k) {
@@ -6035,7 +6048,8 @@ template <typename T, bool WIDE> struct part_of {
 struct d_interleaved {
     int64_t n, first; // parts [0, first) are reduced by an earlier launch
     unsigned long long * found;
-    unsigned *n_left, *left; // NULL: passes are not interleaved
+    unsigned * n_left; // NULL, as left: passes are not interleaved
+    unsigned * left;
 };
 static size_t interleaved_bytes(int64_t n) {
     return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned);
@@ -6752,7 +6766,8 @@ static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_regs(const gc
 //   floor   dy and x read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_norm_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
-        const char *x = d_row(p.x, r), *dy = d_row(p.dy, r);
+        const char * x = d_row(p.x, r);
+        const char * dy = d_row(p.dy, r);
         char * dx = d_row(p.dx, r);
         double xx = 0.0, xd = 0.0;
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
@@ -7237,7 +7252,8 @@ static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_regs(const gc
 //   floor   dy and y read twice, dx written once
 static __global__ void __launch_bounds__(1024) k_soft_max_back(const gcuda_soft_max_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
-        const char *y = d_row(p.y, r), *dy = d_row(p.dy, r);
+        const char * y = d_row(p.y, r);
+        const char * dy = d_row(p.dy, r);
         char * dx = d_row(p.dx, r);
         double dot = 0.0;
         FOR_ROW_ELEMENTS(i, p.y.ne[0]) {
@@ -7825,7 +7841,8 @@ static __global__ void __launch_bounds__(256) k_hadamard(const gcuda_array x, co
     d_pdl_prologue();
     for (int64_t r = blockIdx.x * (int64_t) 8 + threadIdx.x / 32; r < n_rows; r += n_warps) {
         const T * from = (const T *) d_row(x, r);
-        float *to = (float *) d_row(y, r), v[PARTS];
+        float * to = (float *) d_row(y, r);
+        float v[PARTS];
         UNROLL for (int k = 0; k < PARTS; ++k) { v[k] = d_f32(from[lane + 32 * k]); }
         UNROLL for (int step = 1; step < 32; step *= 2) {
             UNROLL for (int k = 0; k < PARTS; ++k) {
@@ -7999,7 +8016,8 @@ static inline __device__ void d_rope_norm(
     const int own = (int) threadIdx.x / LANES;
     NO_UNROLL for (int h0 = 0; h0 < heads.n; h0 += ROPE_SET_THREADS / LANES) { // whole warps
         const int h = h0 + own, n = h < heads.n ? ne0 : 0, at = n > 0 ? h : 0;
-        const float *bias = (const float *) steps.bias + (int64_t) (first + at) * ne0, *w = (const float *) steps.norm;
+        const float * bias = (const float *) steps.bias + (int64_t) (first + at) * ne0;
+        const float * w = (const float *) steps.norm;
         d_row_regs<float, LANES, 4, true> x;
         x.load(heads.x + at * heads.x_nb1, n);
         if (steps.bias != nullptr) {
@@ -8207,7 +8225,8 @@ static __global__ void __launch_bounds__(ROPE_SET_THREADS)
     const bool has_0 = i0 < ne0, has_1 = i1 < ne0;
     const d_rope_ids ids = d_rope_ids_of(p, own.is_key);
     int64_t at_0 = i0 * own.x_nb0, at_1 = i1 * own.x_nb0; // bytes
-    const float *norm = (const float *) own.steps.norm, *bias = (const float *) own.steps.bias;
+    const float * norm = (const float *) own.steps.norm;
+    const float * bias = (const float *) own.steps.bias;
     const bool has_norm = norm != nullptr, has_bias = bias != nullptr;
     bias += own.head * (int64_t) ne0;
     double freq = is_turned ? d_rope_pair_without_factor(one_plane, plan, tid).freq : 0.0;
@@ -9076,7 +9095,8 @@ template <typename S>
 static inline __device__ void d_conv_mma_put(
     const d_conv_mma_loads<S> & next, const d_conv_mma_stages<S> & shared, uint32_t tile) {
     typedef d_conv_mma_tile<S> T;
-    uint32_t *a = shared.a[tile % 2], *b = shared.b[tile % 2];
+    uint32_t * a = shared.a[tile % 2];
+    uint32_t * b = shared.b[tile % 2];
     b += T::own_pixel() * S::PITCH + T::own_tap() / S::PER_WORD;
     UNROLL for (int i = 0; i < S::A_CHUNKS; ++i) {
         const int chunk = (int) threadIdx.x + i * 256;
@@ -9404,7 +9424,8 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
         UNROLL for (int i = 0; i < B_PIECES; ++i) { first[i] = firsts[row + 32 * i]; }
         d_packed_walk walk(p, q, piece);
         auto copy = [&](int step) { // into its stage; called once per step in order
-            char *a = shared + step % STAGES * STAGE, *b = a + BM * PACKED_ROW;
+            char * a = shared + step % STAGES * STAGE;
+            char * b = a + BM * PACKED_ROW;
             UNROLL for (int i = 0; i < A_PIECES; ++i) { // two pieces per 64 output channels
                 d_copy_16(a + (tid + 256 * i) * 16,
                     a_tiles + ((int64_t) (i / 2) * q.n_steps + step) * PACKED_TILE + i % 2 * 4096, 16);
@@ -9428,7 +9449,8 @@ static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_co
             // overwrites the stage that all warps read before the barrier
             if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); }
             d_copies_commit();
-            const char *a = shared + step % STAGES * STAGE, *b = a + BM * PACKED_ROW;
+            const char * a = shared + step % STAGES * STAGE;
+            const char * b = a + BM * PACKED_ROW;
             UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
                 UNROLL for (int i = 0; i < MI; ++i) {
@@ -9555,7 +9577,8 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
         for (int kh = 0; kh < (int) p.kernel.ne[1]; ++kh) {
             const int64_t y = oy * p.s1 + (int64_t) kh * p.d1 - p.p1;
             if (y < 0 || y >= p.x.ne[1]) { continue; }
-            const char *row = d_at(p.x, 0, y, c, i.i3), *weights = d_at(p.kernel, 0, kh, 0, c);
+            const char * row = d_at(p.x, 0, y, c, i.i3);
+            const char * weights = d_at(p.kernel, 0, kh, 0, c);
             for (int kw = 0; kw < (int) p.kernel.ne[0]; kw += DW_TAPS) {
                 float w[DW_TAPS], v[DW_TAPS][N];
                 bool is_in[DW_TAPS][N];
@@ -9610,15 +9633,16 @@ static __global__ void __launch_bounds__(128) k_conv_2d_dw_one(const gcuda_conv_
         const uint32_t q0 = i / n0, q1 = q0 / n1, i3 = q1 / n2, i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
         const uint32_t ox = IS_CHANNELS ? i1 : i0, oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
         const int x0 = (int) ox * p.s0 - p.p0, y0 = (int) oy * p.s1 - p.p1;
-        const char *from = d_at(p.x, x0, y0, c, i3), *weights = d_at(p.kernel, 0, 0, 0, c);
+        const char * from = d_at(p.x, x0, y0, c, i3);
+        const char * weights = d_at(p.kernel, 0, 0, 0, c);
         float sum = 0.0f;
         for (int kh = 0; kh < kh_n; kh += DW_TAPS) {
             for (int kw = 0; kw < kw_n; kw += DW_TAPS) {
                 float v[DW_TAPS][DW_TAPS], w[DW_TAPS][DW_TAPS];
                 UNROLL for (int r = 0; r < DW_TAPS; ++r) {
                     const bool is_row = kh + r < kh_n && (unsigned) (y0 + (kh + r) * p.d1) < (unsigned) p.x.ne[1];
-                    const char *row = from + (kh + r) * p.d1 * (int64_t) p.x.nb[1],
-                               *weight = weights + (kh + r) * (int64_t) p.kernel.nb[1];
+                    const char * row = from + (kh + r) * p.d1 * (int64_t) p.x.nb[1];
+                    const char * weight = weights + (kh + r) * (int64_t) p.kernel.nb[1];
                     UNROLL for (int k = 0; k < DW_TAPS; ++k) {
                         const bool is_in =
                             is_row && kw + k < kw_n && (unsigned) (x0 + (kw + k) * p.d0) < (unsigned) p.x.ne[0];
@@ -9651,7 +9675,8 @@ static __global__ void __launch_bounds__(128) k_conv_2d_dw_two(const gcuda_conv_
         const uint32_t i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
         const uint32_t ox = 2 * (IS_CHANNELS ? i1 : i0), oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
         const int x0 = (int) ox * S - p.p0, y0 = (int) oy * S - p.p1;
-        const char *row = d_at(p.x, 0, y0, c, i3) + x0 * nbx, *weight = d_at(p.kernel, 0, 0, 0, c);
+        const char * row = d_at(p.x, 0, y0, c, i3) + x0 * nbx;
+        const char * weight = d_at(p.kernel, 0, 0, 0, c);
         float v[K][K + S], w[K][K], sum[2] = { 0.0f, 0.0f };
         UNROLL for (int r = 0; r < K; ++r, row += p.x.nb[1], weight += p.kernel.nb[1]) {
             const bool is_row = (unsigned) (y0 + r) < (unsigned) p.x.ne[1];
@@ -9796,7 +9821,9 @@ static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide_quads(const gcu
             UNROLL for (int u = 0; u < 3; ++u) {
                 const int o = oy + j + u - 2;
                 UNROLL for (int k = 0; k < 2; ++k) {
-                    float *first = sum[u][k], *second = sum[(u + 2) % 3][k], *third = sum[(u + 1) % 3][k];
+                    float * first = sum[u][k];
+                    float * second = sum[(u + 2) % 3][k];
+                    float * third = sum[(u + 1) % 3][k];
                     UNROLL for (int m = 0; m < 4; ++m) { first[m] = 0.0f; }
                     UNROLL for (int t = 0; t < 3; ++t) {
                         const float four[4] = { v[u][k + t].x, v[u][k + t].y, v[u][k + t].z, v[u][k + t].w };
@@ -9831,7 +9858,8 @@ template <typename TX, typename TW>
 static __global__ void __launch_bounds__(256) k_conv_2d_dw_tile(const gcuda_conv_args p, const d_dw w) {
     DYNAMIC_SHARED(float, shared);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], tid = (int) threadIdx.x;
-    float *weights = shared, *x = shared + (kw_n * kh_n + 31) / 32 * 32;
+    float * weights = shared;
+    float * x = shared + (kw_n * kh_n + 31) / 32 * 32;
     const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // distance of a thread's rows
     FOR_ROWS(b, w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3]) {
         const int64_t rest = b / w.n_wide, plane = rest / w.n_high, i3 = plane / p.y.ne[2], c = plane - i3 * p.y.ne[2];
@@ -9895,7 +9923,8 @@ static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_a
         for (int kh = 0; kh < (int) p.kernel.ne[1]; ++kh) {
             const int64_t y = oy * p.s1 + (int64_t) kh * p.d1 - p.p1;
             if (y < 0 || y >= p.x.ne[1]) { continue; }
-            const char *row = image + y * (int64_t) p.x.nb[1], *weights = d_at(p.kernel, 0, kh, 0, c);
+            const char * row = image + y * (int64_t) p.x.nb[1];
+            const char * weights = d_at(p.kernel, 0, kh, 0, c);
             for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
                 const d_quad<TW> w = *(const d_quad<TW> *) (weights + kw * nbw);
                 d_quad<TX> v[DW_PIXELS];
@@ -10607,7 +10636,8 @@ static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles 
     const bool is_max = p.op == GCUDA_OP_POOL_MAX;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.dy.ne, tile, 2, 2);
-        const char *x = d_at(p.x, 0, 2 * i.i1, i.i2, i.i3), *dy = d_at(p.dy, 0, i.i1, i.i2, i.i3);
+        const char * x = d_at(p.x, 0, 2 * i.i1, i.i2, i.i3);
+        const char * dy = d_at(p.dy, 0, i.i1, i.i2, i.i3);
         char * y = d_at(p.y, 0, 2 * i.i1, i.i2, i.i3);
         float4 top[2] = {}, low[2] = {};
         float2 g[2];
@@ -10791,7 +10821,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK)
         const int64_t i1 = i.i1 * UPSCALE_ROWS, end = i1 + UPSCALE_ROWS < p.y.ne[1] ? i1 + UPSCALE_ROWS : p.y.ne[1];
         for (int64_t r = i1; r < end && n > 0; ++r) {
             const char * row = plane + d_nearest(r, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1];
-            T *y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3), v[N];
+            T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3);
+            T v[N];
             UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always valid
             if (WIDE) {
                 uint4 w = make_uint4(0, 0, 0, 0);
@@ -11193,7 +11224,8 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float *y = (float *) d_at(p.y, c, h, 0, q), *end = (float *) p.last.data + ch * n;
+        float * y = (float *) d_at(p.y, c, h, 0, q);
+        float * end = (float *) p.last.data + ch * n;
         float st[PER], a[PER], b[PER], bt[PER], cc[PER], ct[PER];
         d_scan_step now = { 0.0f, 0.0f }, next = { 0.0f, 0.0f };
         d_spread_load<LANES, PER, WIDE>(GCUDA_TYPE_F32, d_at(p.s, 0, c, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
@@ -11357,7 +11389,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
         const int64_t h = (in_seq + own) / p.x.ne[0], c = in_seq + own - h * p.x.ne[0], g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float *y = (float *) d_at(p.y, 0, 0, 0, q) + in_seq + own, *end = (float *) p.last.data + (first + own) * n;
+        float * y = (float *) d_at(p.y, 0, 0, 0, q) + in_seq + own;
+        float * end = (float *) p.last.data + (first + own) * n;
         float st[S::CH][PER], a[PER];
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         UNROLL for (int i = 0; i < S::CH; ++i) {
@@ -11369,7 +11402,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
             // so that 0 times it is 0
             UNROLL for (int k = 0; k < PER; ++k) { a[k] = a[k] < -F32_MOST ? -F32_MOST : a[k]; }
         }
-        const char *from_x[S::INPUTS], *from_dt[S::INPUTS];
+        const char * from_x[S::INPUTS];
+        const char * from_dt[S::INPUTS];
         float of_input[S::INPUTS]; // decay rates
         UNROLL for (int i = 0; i < S::INPUTS; ++i) {
             const int k = (tid + i * SCAN_BLOCK) % S::CHANNELS;
@@ -11378,7 +11412,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
             from_dt[i] = d_at(p.dt, kh, 0, q, 0);
             of_input[i] = IS_ONE ? d_load(p.a.type, d_at(p.a, 0, kh, 0, 0)) : 0.0f;
         }
-        const char *from_b = d_at(p.b, 0, g, 0, q), *from_c = d_at(p.c, 0, g, 0, q);
+        const char * from_b = d_at(p.b, 0, g, 0, q);
+        const char * from_c = d_at(p.c, 0, g, 0, q);
         d_scan_loads<S> next;
         d_scan_fetch<S>(next, p, 0, from_x, from_dt, from_b, from_c);
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
@@ -11431,7 +11466,8 @@ static size_t chunk_bytes(int64_t n, int64_t pairs) {
 enum scan_span { SCAN_WHOLE, SCAN_STATES, SCAN_SEGMENTS };
 struct d_scan_segments {
     int64_t n, first, tokens; // segments; tokens of the first, and of the others but the last, multiples of SCAN_CHUNK
-    float *states, *decays;   // states per segment [N, P, H, S]; decay over all its tokens [H, S]
+    float * states;           // per segment [N, P, H, S]
+    float * decays;           // per segment, over all its tokens [H, S]
 };
 
 // y += weights u for a chunk with non-finite u. Each sum takes only tokens up to its own: the product's weight of 0
@@ -11457,19 +11493,27 @@ template <int NT, scan_span SPAN> struct d_scan_chunks { // NT: accumulators per
     static const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT;
     const gcuda_ssm_scan_args & p;
     int tid, lane, warp, n_warps, g, t, side, n_slices;
-    int for_decays;                 // first warp that computes decays: one without a share of C . B if possible
-    float * tokens;                 // two stages of B and C
-    float *dots, *weights, *decays; // decays: K(s, t) in row t
-    float *partial, *scalars;
+    int for_decays; // first warp that computes decays: one without a share of C . B if possible
+    float * tokens; // two stages of B and C
+    float * dots;
+    float * weights;
+    float * decays; // K(s, t) in row t
+    float * partial;
+    float * scalars;
     // of this block
     int64_t h, q, c0, end_token;
     float a, next_dt, kept; // kept: decay over all chunks so far
-    const char *from_b, *from_c, *own_x;
+    const char * from_b;
+    const char * from_c;
+    const char * own_x;
     int64_t row_x, step_x;
     float st[NT][4], next_x[8], x[8], y[2][4], mine[4];
     d_split_tf32<4> u[2];
     // of this chunk
-    const float *sb, *sc, *delta, *keep;
+    const float * sb;
+    const float * sc;
+    const float * delta;
+    const float * keep;
     float first; // decay of its first token
 
     inline __device__ d_scan_chunks(const gcuda_ssm_scan_args & args, float * shared) : p(args) {
@@ -11767,7 +11811,8 @@ static __global__ void __launch_bounds__(256)
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
         const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float4 *own = (float4 *) segments.states + i, st = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 * own = (float4 *) segments.states + i;
+        float4 st = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (is_ok) {
             st = *(const float4 *) d_at(p.s, 4 * i - ch * n, ch - head * p.x.ne[0], head - q * p.x.ne[1], id);
         }
@@ -11866,7 +11911,13 @@ static gcuda_status ssm_scan_chunk(
 
 // Parameters of k_ssm_scan_one, compact, so that blocks start with few constant loads.
 struct d_scan_one {
-    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: channels or elements, heads or groups, sequences
+    // strides in bytes: channels or elements, heads or groups, sequences
+    const char * s;
+    const char * x;
+    const char * dt;
+    const char * a;
+    const char * b;
+    const char * c;
     char * y;
     float * last;
     const int32_t * ids;
@@ -11968,7 +12019,8 @@ static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float *y = (float *) d_at(p.y, c, h, 0, q), *st = (float *) p.last.data + item * n;
+        float * y = (float *) d_at(p.y, c, h, 0, q);
+        float * st = (float *) p.last.data + item * n;
         for (int64_t i = lane; i < n; i += 32) { st[i] = is_ok ? *(const float *) d_at(p.s, i, c, h, id) : 0.0f; }
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         for (int64_t t = 0; t < n_tokens; ++t) {
@@ -12087,7 +12139,8 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
         float * end = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
         float * y = (float *) d_at(p.y, line, h, 0, q);
-        const char *at_in[N], *at_value = d_at(p.v, line, h, 0, q); // of the next token
+        const char * at_in[N]; // of the next token, as at_value
+        const char * at_value = d_at(p.v, line, h, 0, q);
         for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], 0, h, 0, q); }
         float w[PER], first[PER], in[N][PER], next[N][PER], v = 0.0f, next_v = 0.0f;
         for (int k = 0; k < PER; ++k) {
@@ -12278,7 +12331,8 @@ static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_l
         float * y = (float *) d_at(p.y, line + own, h, 0, q);
         float w[PER], first[PER];
         d_linear_loads<S> next;
-        const char *at_in[S::N], *at_value = d_at(p.v, line + tid % S::LINES, h, tid / S::LINES, q);
+        const char * at_in[S::N];
+        const char * at_value = d_at(p.v, line + tid % S::LINES, h, tid / S::LINES, q);
         UNROLL for (int i = 0; i < S::N; ++i) {
             at_in[i] = d_at(p.in[i], tid % S::QUARTERS * 4, h, tid / S::QUARTERS, q);
         }
@@ -12447,14 +12501,16 @@ template <int COLS>
 static __global__ void __launch_bounds__(256) k_solve_tri_shared(const gcuda_solve_tri_args p, bool is_wide_row) {
     DYNAMIC_SHARED(float, shared);
     typedef d_solve<COLS> S;
-    float *tile = shared, *x = shared + 32 * 33; // tile: the triangle, pitch 33; x: the columns
+    float * tile = shared;        // the triangle, pitch 33
+    float * x = shared + 32 * 33; // the columns
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n = (int) p.y.ne[1];
     const int64_t n_groups = (p.y.ne[0] + COLS - 1) / COLS;
     FOR_ROWS(b, n_groups * p.y.ne[2] * p.y.ne[3]) {
         const int64_t matrix = b / n_groups, c0 = (b - matrix * n_groups) * COLS, i3 = matrix / p.y.ne[2],
                       i2 = matrix - i3 * p.y.ne[2];
         const int n_cols = (int) (p.y.ne[0] - c0 < COLS ? p.y.ne[0] - c0 : COLS);
-        const char *a = d_at(p.a, 0, 0, i2, i3), *from = d_at(p.b, c0, 0, i2, i3);
+        const char * a = d_at(p.a, 0, 0, i2, i3);
+        const char * from = d_at(p.b, c0, 0, i2, i3);
         char * to = d_at(p.y, c0, 0, i2, i3);
         float next[4];
         auto fetch = [&](int r0) { // the triangle from row r0 on, one row per warp
@@ -12727,8 +12783,11 @@ static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gc
 
 struct d_sort {
     gcuda_sort_args p;
-    int64_t row0, n_rows, n, n_tiles;               // of the batch; elements and tiles per row
-    uint32_t *keys[2], *index[2], *counts, *totals; // counts: [row][digit][tile]; totals: [row][digit]
+    int64_t row0, n_rows, n, n_tiles; // of the batch; elements and tiles per row
+    uint32_t * keys[2];
+    uint32_t * index[2];
+    uint32_t * counts; // [row][digit][tile]
+    uint32_t * totals; // [row][digit]
     int shift;
     bool is_descending, is_first, is_last;
 };
@@ -12919,7 +12978,8 @@ size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
 }
 
 static void swap_sides(d_sort & s) {
-    uint32_t *keys = s.keys[0], *index = s.index[0];
+    uint32_t * keys = s.keys[0];
+    uint32_t * index = s.index[0];
     s.keys[0] = s.keys[1];
     s.index[0] = s.index[1];
     s.keys[1] = keys;
@@ -13088,7 +13148,8 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
 
 struct d_top_k {
     int64_t n_tiles, tile;
-    uint2 *state, *found;
+    uint2 * state;
+    uint2 * found;
     unsigned * counts;
 };
 
@@ -13380,9 +13441,8 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
 // ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
-// Each part defines those of its paths, and the table in part 4 (mul_mat_path_of) has them in the order of enum
-// gcuda_mul_mat_path. A job has args or experts; groups, epilogues and stages are what takes says. The other functions
-// get jobs that are taken.
+// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; groups,
+// epilogues and stages are what takes says. The other functions get jobs that are taken.
 struct mul_mat_path {
     bool (*takes)(const gcuda_mul_mat_job & job);
     size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
@@ -13390,13 +13450,14 @@ struct mul_mat_path {
     gcuda_activation_layout (*layout)(const gcuda_mul_mat_job & job);
 };
 #ifdef GCUDA_PREFIX
-#define gcuda_path_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec)
-#define gcuda_path_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_vec_float)
-#define gcuda_path_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_gemm)
-#define gcuda_path_wgmma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_wgmma)
-#define gcuda_path_int8 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_int8)
+#define D_PATH(name) GCUDAI_RENAME(GCUDA_PREFIX, gcuda_path_##name)
+#else
+#define D_PATH(name) gcuda_path_##name
 #endif
-extern const mul_mat_path gcuda_path_vec, gcuda_path_vec_float, gcuda_path_gemm, gcuda_path_wgmma, gcuda_path_int8;
+#define X(ID, name, product) extern const mul_mat_path D_PATH(name);
+GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+extern const mul_mat_path D_PATH(vec_float); // VEC of float weights
 
 static inline gcuda_activation_layout mul_mat_no_layout(const gcuda_mul_mat_job &) { return {}; }
 static inline bool job_is_single(const gcuda_mul_mat_job & job) {
@@ -14353,7 +14414,8 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
     typedef d_tile_stage<A> S;
     constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
-    const char *b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, *a[2];
+    const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16;
+    const char * a[2];
     UNROLL for (int h = 0; h < 2; ++h) {
         const int r = r0 + 8 * h < rows.n ? r0 + 8 * h : rows.n - 1;
         const uint32_t at =
@@ -15040,15 +15102,16 @@ static gcuda_status launch_plain_job(const gcuda_mul_mat_job & job, gcuda_stream
 }
 
 // ---- all paths ----
-static const mul_mat_path mul_mat_plain_path = { plain_takes, plain_scratch_bytes, launch_plain_job,
-    mul_mat_no_layout };
-static const mul_mat_path mul_mat_tile_path = { tile_takes, tile_scratch_bytes, launch_tile_job, mul_mat_no_layout };
+const mul_mat_path D_PATH(plain) = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };
+const mul_mat_path D_PATH(tile) = { tile_takes, tile_scratch_bytes, launch_tile_job, mul_mat_no_layout };
 
 // NULL: a job that no path takes.
 static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
-    static const mul_mat_path * const paths[] = { &mul_mat_plain_path, &gcuda_path_vec, &mul_mat_tile_path,
-        &gcuda_path_gemm, &gcuda_path_wgmma, &gcuda_path_int8 };
-    static_assert(sizeof(paths) / sizeof(paths[0]) == GCUDA_MUL_MAT_PATHS, "in the order of enum gcuda_mul_mat_path");
+    static const mul_mat_path * const paths[] = {
+#define X(ID, name, product) &D_PATH(name),
+        GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+    };
     const bool is_one = (job.args != nullptr) != (job.experts != nullptr),
                is_path = (int) job.path >= 0 && job.path < GCUDA_MUL_MAT_PATHS;
     const bool is_group = job.n_args != 0, may_be_group = job.args != nullptr && job.epilogue == nullptr;
@@ -15061,7 +15124,7 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
     const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
     if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) { return nullptr; }
-    return is_of_floats ? &gcuda_path_vec_float : paths[job.path];
+    return is_of_floats ? &D_PATH(vec_float) : paths[job.path];
 }
 
 bool gcuda_mul_mat_takes(const gcuda_mul_mat_job * job) {
@@ -15113,7 +15176,8 @@ enum d_vec_finish {
 
 struct d_vec_job {
     // Fields of the usual product are adjacent: a block stalls on each line of parameters (ncu: stall_imc).
-    const char *a, *b; // of the first matrix and column
+    const char * a; // of the first matrix
+    const char * b; // of the first column
     char * y;
     int64_t n_items;        // blocks of all matrices
     int64_t a_m, row_bytes; // per row, or per pair of rows
@@ -15151,7 +15215,8 @@ struct d_vec_job {
 
 // The part of a block.
 struct d_vec_task {
-    const char *a, *b;                  // the first row; for one column, the column
+    const char * a;                     // the first row
+    const char * b;                     // for one column, the column
     char * y;                           // for one column
     int m, item, block, blocks, rounds; // item: matrix of a group with two columns
     int64_t matrix;                     // -1: bad expert id
@@ -15876,7 +15941,8 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q2_K>> : d_vec_traits_of<d_f
     static constexpr int of_second = 2, of_odd_lane = 4;
     D_VEC_DECODE {
         const int j = lane % 4;
-        const uint32_t *b = (const uint32_t *) (shared + at + 84 * (lane / 4)), mask = 0x03030303u << 4 * (j % 2);
+        const uint32_t * b = (const uint32_t *) (shared + at + 84 * (lane / 4));
+        const uint32_t mask = 0x03030303u << 4 * (j % 2);
         const uint32_t scales = b[j] & 0x0f0f0f0fu, mins = b[j] >> 4 & 0x0f0f0f0fu, both = b[20];
         const float d = d_low_half(both), dmin = d_high_half(both);
         UNROLL for (int k = 0; k < 8; ++k) {
@@ -15948,7 +16014,8 @@ struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
     static constexpr bool is_signed = true;
     D_VEC_DECODE {
         const int j = lane % 4;
-        const uint32_t *b = (const uint32_t *) (shared + at + 136 * (lane / 4)), head = b[0];
+        const uint32_t * b = (const uint32_t *) (shared + at + 136 * (lane / 4));
+        const uint32_t head = b[0];
         const uint32_t low = b[1] >> 8 * j, high = head >> (16 + 4 * j);
         const float d = d_low_half(head);
         uint32_t w[8];
@@ -16910,7 +16977,8 @@ template <typename A, int TILES> struct d_mma_ring {
     typedef d_mma_shape<A, TILES> S;
     static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // piece: bytes copied per row at once
     char * slots;
-    const char *rows, *from; // first row of this warp's first tile; its step in the first row of the next tile
+    const char * rows; // first row of this warp's first tile
+    const char * from; // its step in the first row of the next tile
     int64_t row_stride, tile_stride;
     int64_t lane_at;    // rows aligned to 16 bytes: offset of this lane's first chunk from `from`
     int lane_to, n_own; // its offset in a stage, and the bytes from it to the end of the step
@@ -17162,7 +17230,8 @@ static inline __device__ void d_mul_mat_mma(
     const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
     const int first_tile = task.first_tile + sub, column = (int) threadIdx.x % S::columns;
     const uint32_t * table = (const uint32_t *) shared;
-    float *part = (float *) (shared + S::fixed_bytes), *kept = part + n_warps * S::batch * S::sums;
+    float * part = (float *) (shared + S::fixed_bytes);
+    float * kept = part + n_warps * S::batch * S::sums;
     float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * S::sums : 0)) + warp * (S::xs_bytes / 16);
     const int ring_at = (int) ((char *) xs - shared) + (n_warps - warp) * S::xs_bytes + warp * S::slots * S::slot_bytes;
     char * y = LISTS ? nullptr : d_mma_y(p, task, column);
@@ -17912,7 +17981,7 @@ static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_vec = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
+const mul_mat_path D_PATH(vec) = { vec_takes_job, vec_scratch_bytes, launch_vec_job, vec_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // A list of up to eight pairs of one expert is a product with eight columns. Where rows have few steps, several blocks
@@ -18030,7 +18099,7 @@ static gcuda_status launch_int8(const gcuda_mul_mat_job & job, gcuda_stream stre
     });
 }
 
-const mul_mat_path gcuda_path_int8 = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
+const mul_mat_path D_PATH(int8) = { int8_takes, int8_scratch_bytes, launch_int8, mul_mat_no_layout };
 #endif // part 5
 
 #if GCUDAI_PART(14)
@@ -18340,7 +18409,8 @@ template <typename A, typename B> struct d_float_mma {
 // A block's rows of a matrix of m rows. In turn j, warps `sub` have group (block + blocks * j) * n_sub + sub of W::rows
 // rows. With a second matrix, up, turns come in pairs: the same rows of both.
 struct d_float_rows {
-    const char *a, *up;
+    const char * a;
+    const char * up;
     int64_t m, blocks;
     int block;
 };
@@ -18753,8 +18823,8 @@ static gcuda_activation_layout float_vec_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_vec_float = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job,
-    float_vec_layout };
+const mul_mat_path D_PATH(
+    vec_float) = { float_vec_takes_job, float_vec_scratch_bytes, launch_float_job, float_vec_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) || GCUDAI_PART(13) || GCUDAI_PART(90) // 90: alone, for its test
@@ -20841,7 +20911,7 @@ static gcuda_activation_layout wg_layout(const gcuda_mul_mat_job & job) {
     return l;
 }
 
-const mul_mat_path gcuda_path_wgmma = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
+const mul_mat_path D_PATH(wgmma) = { wg_takes_job, wg_scratch_bytes, launch_wg_job, wg_layout };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // Three kernels: sort pairs by expert, pack their activations in that order, multiply. The host knows only upper bounds
@@ -21526,7 +21596,8 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mu
             // overwrites the stage that all warps read before the barrier
             if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); }
             d_copies_commit();
-            const char *ta = shared + (int) (step % STAGES) * STAGE, *tb = ta + BM * GEMM_STEP;
+            const char * ta = shared + (int) (step % STAGES) * STAGE;
+            const char * tb = ta + BM * GEMM_STEP;
             UNROLL for (int k = 0; k < 4; k += 2) {
                 uint32_t fa[MI][4], fb[NI / 2][4]; // fb: two fragments of b
                 UNROLL for (int j = 0; j < MI; ++j) {
@@ -21654,7 +21725,7 @@ static gcuda_status launch_gemm(const gcuda_mul_mat_job & job, gcuda_stream stre
     return st;
 }
 
-const mul_mat_path gcuda_path_gemm = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
+const mul_mat_path D_PATH(gemm) = { gemm_takes, gemm_scratch_bytes, launch_gemm, mul_mat_no_layout };
 #endif // part 14
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)

@@ -1,5 +1,5 @@
-// Custom operations: C functions as nodes of a graph. An activation with a parameter (gcuda_map_custom1), and the distances
-// between two sets of points, whose result has another shape than its sources (gcuda_custom_4d).
+// Custom operations: C functions as nodes of a graph. An activation with a parameter (gcuda_map_custom1), and the
+// distances between two sets of points, whose result has another shape than its sources (gcuda_custom_4d).
 //
 //   cc -O2 -I. examples/custom_op.c -o custom_op -pthread -lm -ldl && ./custom_op
 #define GCUDA_IMPLEMENTATION
@@ -10,8 +10,8 @@
 
 enum { DIM = 3, N_A = 4, N_B = 5 };
 
-// y = x * sigmoid(beta * x) (Ramachandran et al. 2017, arXiv:1710.05941). Task ith of nth takes every nth-th row, so that
-// the tasks may run on any thread in any order. userdata must live until the graph is computed.
+// y = x * sigmoid(beta * x) (Ramachandran et al. 2017, arXiv:1710.05941). Task ith of nth takes every nth-th row, so
+// that the tasks may run on any thread in any order. userdata must live until the graph is computed.
 static void swish(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata) {
     const float beta = *(const float *) userdata;
     for (int64_t r = ith; r < gcuda_nrows(a); r += nth) {
@@ -23,7 +23,7 @@ static void swish(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int 
 
 // dst[i, j] = distance of column i of a and column j of b; the sources are in dst->src.
 static void distances(struct gcuda_tensor * dst, int ith, int nth, void * userdata) {
-    const struct gcuda_tensor * a = dst->src[0], * b = dst->src[1];
+    const struct gcuda_tensor *a = dst->src[0], *b = dst->src[1];
     (void) userdata;
     for (int64_t j = ith; j < dst->ne[1]; j += nth) {
         for (int64_t i = 0; i < dst->ne[0]; ++i) {

@@ -1,13 +1,14 @@
-// Decoding with a KV cache: one attention layer, token after token, in the three ways that the manual of gcuda.h names (EMBEDDING IN
-// AN ENGINE). All three compute the same; they differ in what changes from token to token.
+// Decoding with a KV cache: one attention layer, token after token, in the three ways that the manual of gcuda.h names
+// (EMBEDDING IN AN ENGINE). All three compute the same; they differ in what changes from token to token.
 //
-//   INDEX    One graph for all tokens. gcuda_set_rows writes keys and values at an index that is an input, attention reads the whole
-//            cache, a mask hides the rest. Nothing is planned or captured again, and each token of a batch may have another place:
-//            the way of servers and rings. Costs time for cells that the mask hides.
-//   MOVE     One graph as well. gcuda_cpy writes to a view that gcuda_graph_move_view moves before each run: no index tensor, and
-//            tokens of a prompt are one contiguous copy. For one sequence whose places follow each other.
-//   REBUILD  A graph for each token, built in a context that is reset, which reads only what the cache holds: no mask. Its view grows,
-//            so gcuda_set_dynamic keeps a CUDA backend's plan. For short texts in long caches, and graphs that change anyway.
+//   INDEX    One graph for all tokens. gcuda_set_rows writes keys and values at an index that is an input, attention
+//            reads the whole cache, a mask hides the rest. Nothing is planned or captured again, and each token of a
+//            batch may have another place: the way of servers and rings. Costs time for cells that the mask hides.
+//   MOVE     One graph as well. gcuda_cpy writes to a view that gcuda_graph_move_view moves before each run: no index
+//            tensor, and tokens of a prompt are one contiguous copy. For one sequence whose places follow each other.
+//   REBUILD  A graph for each token, built in a context that is reset, which reads only what the cache holds: no mask.
+//            Its view grows, so gcuda_set_dynamic keeps a CUDA backend's plan. For short texts in long caches, and
+//            graphs that change anyway.
 //
 //   cc -O2 -I. examples/decode.c -o decode -pthread -lm -ldl && ./decode
 #define GCUDA_IMPLEMENTATION
@@ -20,17 +21,22 @@ enum way { INDEX, MOVE, REBUILD, N_WAYS };
 
 struct layer {
     gcuda_backend_t backend;
-    struct gcuda_context * weights, * ctx; // ctx: of the present graph
+    struct gcuda_context *weights, *ctx; // ctx: of the present graph
     gcuda_backend_buffer_t buffer;
     gcuda_gallocr_t galloc;
-    struct gcuda_tensor * w[4];   // query, key, value, output: [N_EMBD, N_EMBD]
-    struct gcuda_tensor * k, * v; // the cache: a cell per token, [N_EMBD, N_CELLS]
+    struct gcuda_tensor * w[4]; // query, key, value, output: [N_EMBD, N_EMBD]
+    struct gcuda_tensor *k, *v; // the cache: a cell per token, [N_EMBD, N_CELLS]
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * x, * pos, * index, * mask; // inputs; index and mask: NULL if the way has none
-    struct gcuda_tensor * put_k, * put_v, * y;       // MOVE and REBUILD: views of the cache that are written; the result
+    struct gcuda_tensor *x, *pos, *index, *mask; // inputs; index and mask: NULL if the way has none
+    // MOVE and REBUILD: views of the cache that are written; the result
+    struct gcuda_tensor *put_k, *put_v, *y;
 };
 
-#define TRY(call) do { const gcuda_status try_st = (call); if (try_st != GCUDA_STATUS_SUCCESS) { return try_st; } } while (0)
+#define TRY(call)                                              \
+    do {                                                       \
+        const gcuda_status try_st = (call);                    \
+        if (try_st != GCUDA_STATUS_SUCCESS) { return try_st; } \
+    } while (0)
 
 // What stands for embeddings: input i of token t, and weight i of matrix m.
 static float input_of(int t, int i) { return sinf(0.7f * (float) t + 1.3f * (float) i); }
@@ -46,7 +52,8 @@ static gcuda_status layer_init(struct layer * l) {
     for (int m = 0; m < 4; ++m) { l->w[m] = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F32, N_EMBD, N_EMBD); }
     l->k = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F16, N_EMBD, N_CELLS);
     l->v = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F16, N_EMBD, N_CELLS);
-    l->buffer = gcuda_backend_alloc_ctx_tensors(l->weights, l->backend); // before any graph: allocators leave this memory alone
+    // before any graph: allocators leave this memory alone
+    l->buffer = gcuda_backend_alloc_ctx_tensors(l->weights, l->backend);
     for (int m = 0; m < 4 && l->buffer != NULL; ++m) {
         for (int i = 0; i < N_EMBD * N_EMBD; ++i) { values[i] = weight_of(m, i); }
         TRY(gcuda_backend_tensor_set(l->w[m], values, 0, sizeof values));
@@ -61,8 +68,8 @@ static struct gcuda_tensor * new_input(struct gcuda_context * ctx, enum gcuda_ty
 }
 
 // The node that writes a [N_EMBD, 1] into the cache. *put: the view that it writes, which INDEX has none of.
-static struct gcuda_tensor * write_cell(
-    struct layer * l, enum way way, struct gcuda_tensor * cache, struct gcuda_tensor * a, int t, struct gcuda_tensor ** put) {
+static struct gcuda_tensor * write_cell(struct layer * l, enum way way, struct gcuda_tensor * cache,
+    struct gcuda_tensor * a, int t, struct gcuda_tensor ** put) {
     if (way == INDEX) { return gcuda_set_rows(l->ctx, cache, a, l->index); }
     *put = gcuda_view_2d(l->ctx, cache, N_EMBD, 1, cache->nb[1], (size_t) t * cache->nb[1]);
     return gcuda_cpy(l->ctx, a, *put);
@@ -96,8 +103,8 @@ static gcuda_status build(struct layer * l, enum way way, int t) {
     struct gcuda_tensor * v = gcuda_mul_mat(ctx, l->w[2], l->x);
     TRY(gcuda_build_forward_expand(l->graph, write_cell(l, way, l->k, k, t, &l->put_k))); // nodes run in this order:
     TRY(gcuda_build_forward_expand(l->graph, write_cell(l, way, l->v, v, t, &l->put_v))); // write, then read
-    struct gcuda_tensor * a = gcuda_flash_attn_ext(ctx, q, read_cells(l, l->k, n_read), read_cells(l, l->v, n_read), l->mask,
-        1.0f / sqrtf((float) HEAD_SIZE), 0.0f, 0.0f);
+    struct gcuda_tensor * a = gcuda_flash_attn_ext(ctx, q, read_cells(l, l->k, n_read), read_cells(l, l->v, n_read),
+        l->mask, 1.0f / sqrtf((float) HEAD_SIZE), 0.0f, 0.0f);
     l->y = gcuda_add(ctx, l->x, gcuda_mul_mat(ctx, l->w[3], gcuda_reshape_1d(ctx, a, N_EMBD)));
     gcuda_set_output(l->y);
     TRY(gcuda_build_forward_expand(l->graph, l->y));
@@ -126,11 +133,14 @@ static gcuda_status run(struct layer * l, enum way way, int t, float * y) {
 static gcuda_status decode(struct layer * l, enum way way) {
     static const char * const names[N_WAYS] = { "index", "move", "rebuild" };
     float y[N_EMBD];
-    TRY(gcuda_backend_tensor_memset(l->k, 0xff, 0, gcuda_nbytes(l->k))); // NaN: cells that no query sees may hold anything
+    // NaN: cells that no query sees may hold anything
+    TRY(gcuda_backend_tensor_memset(l->k, 0xff, 0, gcuda_nbytes(l->k)));
     TRY(gcuda_backend_tensor_memset(l->v, 0xff, 0, gcuda_nbytes(l->v)));
     for (int t = 0; t < N_TOKENS; ++t) {
         TRY(run(l, way, t, y));
-        if (t % 8 == 7) { printf("%-7s token %2d: %9.5f %9.5f %9.5f\n", names[way], t, (double) y[0], (double) y[1], (double) y[2]); }
+        if (t % 8 == 7) {
+            printf("%-7s token %2d: %9.5f %9.5f %9.5f\n", names[way], t, (double) y[0], (double) y[1], (double) y[2]);
+        }
     }
     return GCUDA_STATUS_SUCCESS;
 }

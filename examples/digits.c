@@ -1,6 +1,7 @@
 // Trains a small classifier on handwritten digits, through graphs alone: forward pass, cross entropy, backward graph,
-// AdamW, mini-batches. Then it saves the weights as F16 and as Q8_0, loads each file again and counts what it still gets
-// right. Every fifth of the 1797 digits is kept for the test; 60 epochs that give less than 97 % of them are a failure.
+// AdamW, mini-batches. Then it saves the weights as F16 and as Q8_0, loads each file again and counts what it still
+// gets right. Every fifth of the 1797 digits is kept for the test; 60 epochs that give less than 97 % of them are a
+// failure.
 //
 //   cc -O2 -I. examples/digits.c -o digits -pthread -lm -ldl && ./digits
 #define GCUDA_IMPLEMENTATION
@@ -46,9 +47,9 @@ struct options {
 };
 
 // ---- errors: the library's thread-local message serves the example too ----
-#define TRY(call)                                            \
-    do {                                                     \
-        const gcuda_status try_status = (call);              \
+#define TRY(call)                                                      \
+    do {                                                               \
+        const gcuda_status try_status = (call);                        \
         if (try_status != GCUDA_STATUS_SUCCESS) { return try_status; } \
     } while (0)
 
@@ -72,7 +73,9 @@ static unsigned long long random_bits(unsigned long long * state) {
     return z ^ (z >> 31);
 }
 static float random_unit(unsigned long long * state) { return (float) (random_bits(state) >> 40) / 16777216.0f; }
-static int random_below(unsigned long long * state, int n) { return (int) (random_bits(state) % (unsigned long long) n); }
+static int random_below(unsigned long long * state, int n) {
+    return (int) (random_bits(state) % (unsigned long long) n);
+}
 
 // ---- data ----
 struct digit {
@@ -119,11 +122,11 @@ static void copy_shifted(const struct digit * d, unsigned long long * seed, floa
 
 // ---- model: the tensors that are learned, in a buffer of the backend ----
 struct model {
-    struct gcuda_context * ctx;    // describes them
-    gcuda_backend_buffer_t buffer; // holds their numbers
-    enum gcuda_type type;          // of the weights; biases are F32
-    struct gcuda_tensor * param[N_PARAMS];                      // weight 1, bias 1, weight 2, ...
-    struct gcuda_tensor * mean[N_PARAMS], * variance[N_PARAMS]; // of the gradients, for AdamW; NULL unless trainable
+    struct gcuda_context * ctx;                               // describes them
+    gcuda_backend_buffer_t buffer;                            // holds their numbers
+    enum gcuda_type type;                                     // of the weights; biases are F32
+    struct gcuda_tensor * param[N_PARAMS];                    // weight 1, bias 1, weight 2, ...
+    struct gcuda_tensor *mean[N_PARAMS], *variance[N_PARAMS]; // of the gradients, for AdamW; NULL unless trainable
 };
 
 static void model_free(struct model * m) {
@@ -134,7 +137,9 @@ static void model_free(struct model * m) {
 
 static struct gcuda_tensor * new_param(struct model * m, int i) {
     const int64_t n_in = layer_size[i / 2], n_out = layer_size[i / 2 + 1];
-    if (i % 2 == 1) { return gcuda_format_name(gcuda_new_tensor_1d(m->ctx, GCUDA_TYPE_F32, n_out), "bias %d", i / 2 + 1); }
+    if (i % 2 == 1) {
+        return gcuda_format_name(gcuda_new_tensor_1d(m->ctx, GCUDA_TYPE_F32, n_out), "bias %d", i / 2 + 1);
+    }
     return gcuda_format_name(gcuda_new_tensor_2d(m->ctx, m->type, n_in, n_out), "weight %d", i / 2 + 1);
 }
 
@@ -175,7 +180,7 @@ struct network {
     struct gcuda_cgraph * graph;
     gcuda_gallocr_t galloc;
     int n_images;
-    struct gcuda_tensor * images, * labels, * logits, * loss;
+    struct gcuda_tensor *images, *labels, *logits, *loss;
     struct gcuda_tensor * adamw; // NULL unless it trains
 };
 
@@ -219,7 +224,8 @@ static gcuda_status build_training(struct network * net, const struct model * m)
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status network_init(struct network * net, gcuda_backend_t backend, const struct model * m, int n_images, bool train) {
+static gcuda_status network_init(
+    struct network * net, gcuda_backend_t backend, const struct model * m, int n_images, bool train) {
     memset(net, 0, sizeof *net);
     net->n_images = n_images;
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -279,12 +285,12 @@ static gcuda_status set_adamw(struct trainer * t, struct network * net) {
     t->beta1_power *= beta1;
     t->beta2_power *= beta2;
     const float p[7] = { (float) rate, (float) beta1, (float) beta2, 1e-8f, (float) weight_decay,
-                         (float) (1.0 / (1.0 - t->beta1_power)), (float) (1.0 / (1.0 - t->beta2_power)) };
+        (float) (1.0 / (1.0 - t->beta1_power)), (float) (1.0 / (1.0 - t->beta2_power)) };
     return gcuda_backend_tensor_set(net->adamw, p, 0, sizeof p);
 }
 
-static gcuda_status train_step(struct trainer * t, gcuda_backend_t backend, struct network * net, const struct data * data,
-                               const int * which, float * loss) {
+static gcuda_status train_step(struct trainer * t, gcuda_backend_t backend, struct network * net,
+    const struct data * data, const int * which, float * loss) {
     float images[BATCH * N_PIXELS];
     int labels[BATCH];
     for (int i = 0; i < BATCH; ++i) {
@@ -299,8 +305,8 @@ static gcuda_status train_step(struct trainer * t, gcuda_backend_t backend, stru
     return gcuda_backend_tensor_get(net->loss, loss, 0, sizeof *loss);
 }
 
-static gcuda_status train_epoch(struct trainer * t, gcuda_backend_t backend, struct network * net, const struct data * data,
-                                double * mean_loss) {
+static gcuda_status train_epoch(
+    struct trainer * t, gcuda_backend_t backend, struct network * net, const struct data * data, double * mean_loss) {
     double sum = 0.0;
     shuffle(t);
     for (int i = 0; i < N_TRAIN / BATCH; ++i) { // the rest of the shuffled digits has its turn in another epoch
@@ -328,7 +334,8 @@ static gcuda_status set_test_data(struct network * net, const struct data * data
     return set_labels(net, labels);
 }
 
-static gcuda_status run_test(gcuda_backend_t backend, struct network * net, const struct data * data, struct result * r) {
+static gcuda_status run_test(
+    gcuda_backend_t backend, struct network * net, const struct data * data, struct result * r) {
     float loss, logits[N_TEST * N_CLASSES];
     TRY(set_test_data(net, data));
     TRY(gcuda_backend_graph_compute(backend, net->graph));
@@ -348,7 +355,8 @@ static gcuda_status run_test(gcuda_backend_t backend, struct network * net, cons
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status test_model(gcuda_backend_t backend, const struct model * m, const struct data * data, struct result * r) {
+static gcuda_status test_model(
+    gcuda_backend_t backend, const struct model * m, const struct data * data, struct result * r) {
     struct network net;
     gcuda_status st = network_init(&net, backend, m, N_TEST, false);
     if (st == GCUDA_STATUS_SUCCESS) { st = run_test(backend, &net, data, r); }
@@ -371,10 +379,12 @@ static uint64_t get_le(const unsigned char * p, int n_bytes) {
 }
 
 static gcuda_status write_all(FILE * f, const void * p, size_t n) {
-    return fwrite(p, 1, n, f) == n ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_IO, "writing weights: %s", strerror(errno));
+    return fwrite(p, 1, n, f) == n ? GCUDA_STATUS_SUCCESS
+                                   : fail(GCUDA_STATUS_IO, "writing weights: %s", strerror(errno));
 }
 static gcuda_status read_all(FILE * f, void * p, size_t n, const char * what) {
-    return fread(p, 1, n, f) == n ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_IO, "reading weights: the file ends inside %s", what);
+    return fread(p, 1, n, f) == n ? GCUDA_STATUS_SUCCESS
+                                  : fail(GCUDA_STATUS_IO, "reading weights: the file ends inside %s", what);
 }
 
 // Of parameter i of a model with weights of that type; also what a file must say.
@@ -387,7 +397,8 @@ static void put_record(unsigned char * p, const struct gcuda_tensor * t, enum gc
     put_le(p + NAME_BYTES + 20, 8, (uint64_t) gcuda_row_size(type, t->ne[0]) * (uint64_t) t->ne[1]);
 }
 
-static gcuda_status write_param(FILE * f, const struct gcuda_tensor * t, enum gcuda_type type, float * values, void * converted) {
+static gcuda_status write_param(
+    FILE * f, const struct gcuda_tensor * t, enum gcuda_type type, float * values, void * converted) {
     unsigned char record[RECORD_BYTES];
     put_record(record, t, type);
     TRY(write_all(f, record, sizeof record));
@@ -412,7 +423,9 @@ static gcuda_status save_model(FILE * f, const struct model * m, enum gcuda_type
         st = write_param(f, m->param[i], i % 2 ? GCUDA_TYPE_F32 : type, (float *) memory, memory + n);
     }
     free(memory);
-    if (st == GCUDA_STATUS_SUCCESS && fflush(f) != 0) { st = fail(GCUDA_STATUS_IO, "writing weights: %s", strerror(errno)); }
+    if (st == GCUDA_STATUS_SUCCESS && fflush(f) != 0) {
+        st = fail(GCUDA_STATUS_IO, "writing weights: %s", strerror(errno));
+    }
     return st;
 }
 
@@ -421,12 +434,15 @@ static gcuda_status read_header(FILE * f, enum gcuda_type * type) {
     TRY(read_all(f, header, sizeof header, "the header"));
     if (get_le(header, 4) != FILE_MAGIC) { return fail(GCUDA_STATUS_INVALID_DATA, "this is no file of digit weights"); }
     const unsigned version = (unsigned) get_le(header + 4, 4), type_id = (unsigned) get_le(header + 8, 4);
-    if (version != FILE_VERSION) { return fail(GCUDA_STATUS_INVALID_DATA, "version %u of the file, want %u", version, FILE_VERSION); }
+    if (version != FILE_VERSION) {
+        return fail(GCUDA_STATUS_INVALID_DATA, "version %u of the file, want %u", version, FILE_VERSION);
+    }
     if (type_id != GCUDA_TYPE_F32 && type_id != GCUDA_TYPE_F16 && type_id != GCUDA_TYPE_Q8_0) {
         return fail(GCUDA_STATUS_INVALID_DATA, "weights of type %u, want F32, F16 or Q8_0", type_id);
     }
     if (get_le(header + 12, 4) != N_PARAMS) {
-        return fail(GCUDA_STATUS_INVALID_DATA, "%u tensors in the file, want %d", (unsigned) get_le(header + 12, 4), (int) N_PARAMS);
+        return fail(GCUDA_STATUS_INVALID_DATA, "%u tensors in the file, want %d", (unsigned) get_le(header + 12, 4),
+            (int) N_PARAMS);
     }
     *type = (enum gcuda_type) type_id;
     return GCUDA_STATUS_SUCCESS;
@@ -438,8 +454,8 @@ static gcuda_status read_param(FILE * f, struct gcuda_tensor * t) {
     TRY(read_all(f, record, sizeof record, t->name));
     put_record(want, t, t->type);
     if (memcmp(record, want, sizeof want) != 0) {
-        return fail(GCUDA_STATUS_INVALID_DATA, "%s: name, type, shape or size in the file is not %s [%lld, %lld]", t->name,
-                    gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1]);
+        return fail(GCUDA_STATUS_INVALID_DATA, "%s: name, type, shape or size in the file is not %s [%lld, %lld]",
+            t->name, gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1]);
     }
     const size_t n = gcuda_nbytes(t);
     void * data = malloc(n);
@@ -466,7 +482,8 @@ static gcuda_status test_file(FILE * f, gcuda_backend_t backend, const struct da
     gcuda_status st = load_model(f, &m, backend);
     if (st == GCUDA_STATUS_SUCCESS) { st = test_model(backend, &m, data, &r); }
     if (st == GCUDA_STATUS_SUCCESS) {
-        printf("  %-5s %7ld bytes  %6.2f %% right, loss %.4f\n", gcuda_type_name(m.type), ftell(f), 100.0 * r.accuracy, r.loss);
+        printf("  %-5s %7ld bytes  %6.2f %% right, loss %.4f\n", gcuda_type_name(m.type), ftell(f), 100.0 * r.accuracy,
+            r.loss);
     }
     model_free(&m);
     return st;
@@ -474,7 +491,7 @@ static gcuda_status test_file(FILE * f, gcuda_backend_t backend, const struct da
 
 // Saves with weights of the type, loads the file again and tests it.
 static gcuda_status test_saved(const struct model * m, enum gcuda_type type, const char * save, gcuda_backend_t backend,
-                               const struct data * data) {
+    const struct data * data) {
     char name[512] = "a temporary file";
     if (save != NULL) { snprintf(name, sizeof name, "%s.%s", save, gcuda_type_name(type)); }
     FILE * f = save != NULL ? fopen(name, "w+b") : tmpfile();
@@ -501,7 +518,7 @@ static void show_progress(int epoch, int epochs, double loss, const struct resul
     printf("%sepoch %3d/%d [", in_place ? "\r" : "", epoch, epochs);
     for (int i = 0; i < width; ++i) { putchar(i < done ? '#' : '.'); }
     printf("] loss %.4f  test %.2f %%  %.1f s%s", loss, 100.0 * r->accuracy, (double) elapsed_ms / 1000.0,
-           in_place && epoch < epochs ? " " : "\n");
+        in_place && epoch < epochs ? " " : "\n");
     fflush(stdout);
 }
 
@@ -574,8 +591,8 @@ static void show_digits(const struct data * data, const struct result * r) {
 }
 
 // ---- main ----
-static gcuda_status train(const struct options * opt, gcuda_backend_t backend, const struct model * m, const struct data * data,
-                          struct history * history, struct result * result) {
+static gcuda_status train(const struct options * opt, gcuda_backend_t backend, const struct model * m,
+    const struct data * data, struct history * history, struct result * result) {
     struct network training, testing;
     struct trainer t;
     const int64_t start_ms = gcuda_time_ms();
@@ -596,8 +613,8 @@ static gcuda_status train(const struct options * opt, gcuda_backend_t backend, c
     return st;
 }
 
-static gcuda_status train_and_show(const struct options * opt, gcuda_backend_t backend, struct model * m, const struct data * data,
-                                   double * accuracy) {
+static gcuda_status train_and_show(const struct options * opt, gcuda_backend_t backend, struct model * m,
+    const struct data * data, double * accuracy) {
     static struct history history;
     static struct result result;
     unsigned long long seed = opt->seed;
@@ -628,9 +645,12 @@ static gcuda_status run(const struct options * opt, double * accuracy) {
     split_data(&data);
     gcuda_backend_t backend = opt->backend ? gcuda_backend_init_by_name(opt->backend, NULL) : gcuda_backend_init_best();
     gcuda_status st = made(backend);
-    if (st == GCUDA_STATUS_SUCCESS && gcuda_backend_is_cpu(backend)) { st = gcuda_backend_cpu_set_n_threads(backend, opt->threads); }
+    if (st == GCUDA_STATUS_SUCCESS && gcuda_backend_is_cpu(backend)) {
+        st = gcuda_backend_cpu_set_n_threads(backend, opt->threads);
+    }
     if (st == GCUDA_STATUS_SUCCESS) {
-        printf("%d digits to learn from, %d to test with, on %s\n", (int) N_TRAIN, (int) N_TEST, gcuda_backend_name(backend));
+        printf("%d digits to learn from, %d to test with, on %s\n", (int) N_TRAIN, (int) N_TEST,
+            gcuda_backend_name(backend));
         st = opt->load ? test_named_file(opt->load, backend, &data) : train_and_show(opt, backend, &m, &data, accuracy);
     }
     model_free(&m);
@@ -666,8 +686,9 @@ static bool parse_option(struct options * opt, const char * name, const char * v
         opt->seed = ok ? (unsigned long long) seed : 0;
         return ok;
     }
-    const char ** text = strcmp(name, "--backend") == 0 ? &opt->backend : strcmp(name, "--save") == 0 ? &opt->save
-                       : strcmp(name, "--load") == 0    ? &opt->load
+    const char ** text = strcmp(name, "--backend") == 0 ? &opt->backend
+                         : strcmp(name, "--save") == 0  ? &opt->save
+                         : strcmp(name, "--load") == 0  ? &opt->load
                                                         : NULL;
     if (text != NULL) { *text = value; }
     return text != NULL;
@@ -678,7 +699,8 @@ int main(int argc, char ** argv) {
     for (int i = 1; i < argc; i += 2) {
         if (strcmp(argv[i], "--help") == 0) { return usage(stdout, 0); }
         if (i + 1 >= argc || !parse_option(&opt, argv[i], argv[i + 1])) {
-            fprintf(stderr, "digits: cannot use '%s%s%s'\n", argv[i], i + 1 < argc ? " " : "", i + 1 < argc ? argv[i + 1] : "");
+            fprintf(stderr, "digits: cannot use '%s%s%s'\n", argv[i], i + 1 < argc ? " " : "",
+                i + 1 < argc ? argv[i + 1] : "");
             return usage(stderr, 2);
         }
     }
@@ -690,7 +712,8 @@ int main(int argc, char ** argv) {
         return 1;
     }
     if (opt.load != NULL) { return 0; }
-    printf("\n%.2f %% of the test digits are recognised, after %.1f s\n", 100.0 * accuracy, (double) (gcuda_time_ms() - start_ms) / 1000.0);
+    printf("\n%.2f %% of the test digits are recognised, after %.1f s\n", 100.0 * accuracy,
+        (double) (gcuda_time_ms() - start_ms) / 1000.0);
     if (opt.epochs >= DEFAULT_EPOCHS && accuracy < wanted_accuracy) {
         fprintf(stderr, "digits: %.0f %% were wanted\n", 100.0 * wanted_accuracy);
         return 3;

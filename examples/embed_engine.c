@@ -1,9 +1,10 @@
-// How an engine embeds the library: with its own allocator, log and job system, a private copy of the code, and weights in its own
-// memory. A graph is built anew each frame without a single allocation; the program fails if a frame allocates.
+// How an engine embeds the library: with its own allocator, log and job system, a private copy of the code, and weights
+// in its own memory. A graph is built anew each frame without a single allocation; the program fails if a frame
+// allocates.
 //
 // A large engine has two kinds of files: one with GCUDA_IMPLEMENTATION and nothing else, and those that include gcuda.h
-// for the declarations. A small library that is linked into unknown programs uses GCUDA_STATIC like this file: its copy is
-// private, whatever version another library has. If several files need it, use GCUDA_PREFIX.
+// for the declarations. A small library that is linked into unknown programs uses GCUDA_STATIC like this file: its copy
+// is private, whatever version another library has. If several files need it, use GCUDA_PREFIX.
 //
 //   cc -O2 -I. examples/embed_engine.c -o embed_engine -pthread -lm -ldl && ./embed_engine
 #define GCUDA_STATIC
@@ -105,7 +106,9 @@ static void job_system_start(struct job_system * js) { // with fewer threads tha
     pthread_mutex_init(&js->lock, NULL);
     pthread_cond_init(&js->work, NULL);
     pthread_cond_init(&js->done, NULL);
-    while (js->n_threads < N_WORKERS && pthread_create(&js->threads[js->n_threads], NULL, worker_main, js) == 0) { js->n_threads++; }
+    while (js->n_threads < N_WORKERS && pthread_create(&js->threads[js->n_threads], NULL, worker_main, js) == 0) {
+        js->n_threads++;
+    }
 }
 
 static void job_system_end(struct job_system * js) {
@@ -133,17 +136,17 @@ static void job_system_end(struct job_system * js) { (void) js; }
 struct brain {
     gcuda_backend_t backend;
     struct gcuda_threadpool * pool;
-    struct gcuda_context * weights_ctx, * frame_ctx;
+    struct gcuda_context *weights_ctx, *frame_ctx;
     gcuda_backend_buffer_t weights;
     gcuda_gallocr_t galloc;
-    struct gcuda_tensor * w1, * w2;             // live as long as the brain
-    struct gcuda_tensor * senses, * actions;    // of the present frame
+    struct gcuda_tensor *w1, *w2;          // live as long as the brain
+    struct gcuda_tensor *senses, *actions; // of the present frame
     struct gcuda_cgraph * graph;
 };
 
-#define TRY(call)                                            \
-    do {                                                     \
-        const gcuda_status try_status = (call);              \
+#define TRY(call)                                                      \
+    do {                                                               \
+        const gcuda_status try_status = (call);                        \
         if (try_status != GCUDA_STATUS_SUCCESS) { return try_status; } \
     } while (0)
 static gcuda_status made(const void * object) { return object ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED; }
@@ -153,7 +156,8 @@ static gcuda_status brain_build(struct brain * b, int n_agents) {
     b->senses = gcuda_new_tensor_2d(b->frame_ctx, GCUDA_TYPE_F32, N_SENSES, n_agents);
     gcuda_set_input(b->senses);
     struct gcuda_tensor * h = gcuda_relu(b->frame_ctx, gcuda_mul_mat(b->frame_ctx, b->w1, b->senses));
-    b->actions = gcuda_soft_max(b->frame_ctx, gcuda_mul_mat(b->frame_ctx, b->w2, gcuda_rms_norm(b->frame_ctx, h, 1e-6f)));
+    b->actions =
+        gcuda_soft_max(b->frame_ctx, gcuda_mul_mat(b->frame_ctx, b->w2, gcuda_rms_norm(b->frame_ctx, h, 1e-6f)));
     gcuda_set_output(b->actions);
     TRY(made(b->graph = gcuda_new_graph_custom(b->frame_ctx, 32, false)));
     return gcuda_build_forward_expand(b->graph, b->actions);
@@ -163,7 +167,8 @@ static gcuda_status brain_init(struct brain * b, struct job_system * js, void * 
     const struct gcuda_init_params growing = { 0, NULL, true };
     const size_t frame_bytes = 16 * gcuda_tensor_overhead() + gcuda_graph_overhead_custom(32, false);
     const struct gcuda_init_params frame = { frame_bytes, NULL, true };
-    struct gcuda_threadpool_params threads = gcuda_threadpool_params_default(N_WORKERS + 1); // jobs at a time: the caller helps
+    // jobs at a time: the caller helps
+    struct gcuda_threadpool_params threads = gcuda_threadpool_params_default(N_WORKERS + 1);
     threads.parallel_for = parallel_for; // gcuda starts no threads
     threads.parallel_for_data = js;
     TRY(made(b->pool = gcuda_threadpool_new(&threads)));
@@ -180,7 +185,7 @@ static gcuda_status brain_init(struct brain * b, struct job_system * js, void * 
     TRY(brain_build(b, MAX_AGENTS)); // measured once, for the largest frame
     TRY(gcuda_gallocr_alloc_graph(b->galloc, b->graph));
     TRY(gcuda_backend_tensor_memset(b->senses, 0, 0, gcuda_nbytes(b->senses))); // an input is set before every run
-    return gcuda_backend_graph_compute(b->backend, b->graph); // makes the work memory
+    return gcuda_backend_graph_compute(b->backend, b->graph);                   // makes the work memory
 }
 
 static void brain_free(struct brain * b) {
@@ -200,7 +205,8 @@ static gcuda_status brain_frame(struct brain * b, int n_agents, const float * se
     return gcuda_backend_tensor_get(b->actions, actions, 0, gcuda_nbytes(b->actions));
 }
 
-static gcuda_status play(struct brain * b, struct job_system * js, const struct engine * e, float * weights, size_t weights_size) {
+static gcuda_status play(
+    struct brain * b, struct job_system * js, const struct engine * e, float * weights, size_t weights_size) {
     static float senses[MAX_AGENTS * N_SENSES], actions[MAX_AGENTS * N_ACTIONS];
     for (size_t i = 0; i < weights_size / sizeof(float); ++i) { weights[i] = 0.01f * (float) (i * 37 % 101) - 0.5f; }
     for (int i = 0; i < MAX_AGENTS * N_SENSES; ++i) { senses[i] = 0.1f * (float) (i % 17) - 0.8f; }
@@ -209,11 +215,14 @@ static gcuda_status play(struct brain * b, struct job_system * js, const struct 
     for (int frame = 0; frame < N_FRAMES; ++frame) { // the number of agents changes from frame to frame
         TRY(brain_frame(b, 1 + frame * 61 % MAX_AGENTS, senses, actions));
     }
-    printf("%d frames, %ld allocations and %ld jobs in them, %zu bytes in use; first agent: %.3f %.3f %.3f %.3f\n", (int) N_FRAMES,
-           e->n_allocations - before, js->n_run - jobs_before, e->live_bytes, (double) actions[0], (double) actions[1], (double) actions[2],
-           (double) actions[3]);
-    if (js->n_run == jobs_before) { return gcuda_set_last_error(GCUDA_STATUS_FAILED, "no job came to the engine's threads"); }
-    return e->n_allocations == before ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(GCUDA_STATUS_FAILED, "a frame allocated memory");
+    printf("%d frames, %ld allocations and %ld jobs in them, %zu bytes in use; first agent: %.3f %.3f %.3f %.3f\n",
+        (int) N_FRAMES, e->n_allocations - before, js->n_run - jobs_before, e->live_bytes, (double) actions[0],
+        (double) actions[1], (double) actions[2], (double) actions[3]);
+    if (js->n_run == jobs_before) {
+        return gcuda_set_last_error(GCUDA_STATUS_FAILED, "no job came to the engine's threads");
+    }
+    return e->n_allocations == before ? GCUDA_STATUS_SUCCESS
+                                      : gcuda_set_last_error(GCUDA_STATUS_FAILED, "a frame allocated memory");
 }
 
 int main(void) {
@@ -227,7 +236,8 @@ int main(void) {
     const struct gcuda_allocator allocator = { engine_alloc, engine_free, &engine };
     gcuda_set_allocator(&allocator); // before the first object
     gcuda_log_set(engine_log, GCUDA_LOG_LEVEL_WARN, NULL);
-    gcuda_status st = play(&brain, &jobs, &engine, weights, (N_SENSES * N_HIDDEN + N_HIDDEN * N_ACTIONS) * sizeof(float));
+    gcuda_status st =
+        play(&brain, &jobs, &engine, weights, (N_SENSES * N_HIDDEN + N_HIDDEN * N_ACTIONS) * sizeof(float));
     if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "embed_engine: %s\n", gcuda_last_error()); }
     brain_free(&brain);
     job_system_end(&jobs);

@@ -1,5 +1,6 @@
-// Talks: runs a language model from a GGUF file on the CPU or a GPU. Answers a prompt, chats, measures speed and perplexity, finds
-// the lines of a text that are nearest to a question. The library is llm.h; this file is what a program around it looks like.
+// Talks: runs a language model from a GGUF file on the CPU or a GPU. Answers a prompt, chats, measures speed and
+// perplexity, finds the lines of a text that are nearest to a question. The library is llm.h; this file is what a
+// program around it looks like.
 //
 //   cc -O2 -I. examples/llm.c -o llm -pthread -lm -ldl && ./llm --help
 //   ./llm -m model.gguf -p "Why is the sky blue?"
@@ -27,10 +28,10 @@
 #define is_terminal(file) (isatty(fileno(file)) != 0)
 #endif
 
-#define TRY(call)                                                              \
-    do {                                                                       \
-        const gcuda_status try_status = (call);                                \
-        if (try_status != GCUDA_STATUS_SUCCESS) { return try_status; }         \
+#define TRY(call)                                                      \
+    do {                                                               \
+        const gcuda_status try_status = (call);                        \
+        if (try_status != GCUDA_STATUS_SUCCESS) { return try_status; } \
     } while (0)
 
 static gcuda_status fail(gcuda_status status, const char * fmt, ...) {
@@ -50,7 +51,7 @@ static void * no_null(void * p, gcuda_status * st) { // of malloc and realloc
 // ---- options ----
 
 struct options {
-    const char * command, * model, * prompt, * system, * file, * backend, * kv, * depths;
+    const char *command, *model, *prompt, *system, *file, *backend, *kv, *depths;
     int n_tokens, ctx, gpus, threads, chunk, repeat_last, top_k, n_prompt, repetitions, n_best;
     float temperature, top_p, min_p, repeat_penalty;
     long long seed;
@@ -60,7 +61,7 @@ struct options {
 enum kind { TEXT, INT, LONG, FLOAT, FLAG };
 #define AT(field) offsetof(struct options, field)
 static const struct option_row {
-    const char * name, * short_name, * value;
+    const char *name, *short_name, *value;
     enum kind kind;
     size_t at;
     const char * help;
@@ -97,7 +98,7 @@ static const struct option_row {
 enum { N_OPTIONS = sizeof option_rows / sizeof *option_rows };
 
 static const struct {
-    const char * name, * help;
+    const char *name, *help;
 } commands[] = {
     { "run", "answer the prompt (without a command too)" },
     { "chat", "answer what is typed, and remember it" },
@@ -162,9 +163,11 @@ static gcuda_status take_word(struct options * o, const char * word) {
             return GCUDA_STATUS_SUCCESS;
         }
     }
-    const bool wants_file = o->command != NULL && (strcmp(o->command, "perplexity") == 0 || strcmp(o->command, "embed") == 0);
+    const bool wants_file =
+        o->command != NULL && (strcmp(o->command, "perplexity") == 0 || strcmp(o->command, "embed") == 0);
     if (!wants_file || o->file != NULL) {
-        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' is no command and no option: a text follows -p; see llm --help", word);
+        return fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "'%s' is no command and no option: a text follows -p; see llm --help", word);
     }
     o->file = word;
     return GCUDA_STATUS_SUCCESS;
@@ -245,7 +248,8 @@ static bool on_progress(void * user, float share) {
     struct app * a = (struct app *) user;
     const int percent = (int) (100.0f * share);
     if (a->weights_us == 0) { a->weights_us = gcuda_time_us(); } // when they begin
-    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) { // 0: the first chunk is not done yet
+    // 0: the first chunk is not done yet
+    if (a->has_bar && a->doing != NULL && percent > 0 && percent != a->last_percent) {
         a->last_percent = percent;
         fprintf(stderr, "\r%s %3d %% ", a->doing, percent);
         fflush(stderr);
@@ -290,8 +294,14 @@ static gcuda_status load_model(struct app * a) {
 }
 
 static gcuda_status kv_type(const char * name, struct llm_session_params * p) {
-    static const struct { const char * name; enum gcuda_type type; } rows[] = {
-        { "f16", GCUDA_TYPE_F16 }, { "bf16", GCUDA_TYPE_BF16 }, { "f32", GCUDA_TYPE_F32 }, { "q8_0", GCUDA_TYPE_Q8_0 },
+    static const struct {
+        const char * name;
+        enum gcuda_type type;
+    } rows[] = {
+        { "f16", GCUDA_TYPE_F16 },
+        { "bf16", GCUDA_TYPE_BF16 },
+        { "f32", GCUDA_TYPE_F32 },
+        { "q8_0", GCUDA_TYPE_Q8_0 },
         { "q4_0", GCUDA_TYPE_Q4_0 },
     };
     for (size_t i = 0; name != NULL && i < sizeof rows / sizeof *rows; ++i) {
@@ -300,14 +310,17 @@ static gcuda_status kv_type(const char * name, struct llm_session_params * p) {
         p->kv_is_set = true;
         return GCUDA_STATUS_SUCCESS;
     }
-    return name == NULL ? GCUDA_STATUS_SUCCESS : fail(GCUDA_STATUS_INVALID_ARGUMENT, "--kv %s: the cache can be f16, bf16, q8_0, q4_0 or f32", name);
+    return name == NULL
+               ? GCUDA_STATUS_SUCCESS
+               : fail(GCUDA_STATUS_INVALID_ARGUMENT, "--kv %s: the cache can be f16, bf16, q8_0, q4_0 or f32", name);
 }
 
 // On a GPU only the tokens that the sampler can choose leave the device; 0: all.
 static int n_best_of(const struct app * a) {
     const int n_last = a->sampler.params.repeat_penalty != 1.0f ? a->sampler.params.repeat_last : 0;
     const int n_best = (a->o.temperature == 0.0f ? 1 : a->sampler.params.top_k) + n_last;
-    const bool is_possible = (a->o.temperature == 0.0f || a->sampler.params.top_k > 0) && a->sampler.params.repeat_penalty >= 1.0f;
+    const bool is_possible =
+        (a->o.temperature == 0.0f || a->sampler.params.top_k > 0) && a->sampler.params.repeat_penalty >= 1.0f;
     return is_possible && n_best < a->info.n_vocab && strcmp(a->info.backend, "CPU") != 0 ? n_best : 0;
 }
 
@@ -332,14 +345,17 @@ static gcuda_status make_session(struct app * a, int n_outputs, int n_best) {
 
 static gcuda_status make_sampler(struct app * a) {
     const struct options * o = &a->o;
-    const struct llm_sampler_params p = { o->temperature, o->top_k, o->top_p, o->min_p, o->repeat_penalty, o->repeat_last,
-        o->seed != 0 ? (uint64_t) o->seed : (uint64_t) gcuda_time_us() ^ (uint64_t) time(NULL) << 20 };
+    const struct llm_sampler_params p = { o->temperature, o->top_k, o->top_p, o->min_p, o->repeat_penalty,
+        o->repeat_last, o->seed != 0 ? (uint64_t) o->seed : (uint64_t) gcuda_time_us() ^ (uint64_t) time(NULL) << 20 };
     return llm_sampler_init(&a->sampler, &p);
 }
 
 // ---- texts ----
 
-struct text { char * data; size_t n, capacity; };
+struct text {
+    char * data;
+    size_t n, capacity;
+};
 
 static gcuda_status append(struct text * t, const char * data, size_t n) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -367,8 +383,8 @@ static gcuda_status read_all(FILE * file, const char * name, struct text * t) {
 static gcuda_status read_file(const char * path, struct text * t) {
     FILE * file = path ? fopen(path, "rb") : NULL;
     if (file == NULL) {
-        return path ? fail(GCUDA_STATUS_IO, "%s: %s", path, strerror(errno)) : fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "the command wants a text file after its name");
+        return path ? fail(GCUDA_STATUS_IO, "%s: %s", path, strerror(errno))
+                    : fail(GCUDA_STATUS_INVALID_ARGUMENT, "the command wants a text file after its name");
     }
     const gcuda_status st = read_all(file, path, t);
     fclose(file);
@@ -378,7 +394,9 @@ static gcuda_status read_file(const char * path, struct text * t) {
 // The prompt of -p, or of the standard input.
 static gcuda_status read_prompt(const struct app * a, struct text * t) {
     if (a->o.prompt != NULL && strcmp(a->o.prompt, "-") != 0) { return append(t, a->o.prompt, strlen(a->o.prompt)); }
-    if (a->o.prompt == NULL && is_terminal(stdin)) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "no prompt: -p \"TEXT\", or llm chat"); }
+    if (a->o.prompt == NULL && is_terminal(stdin)) {
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "no prompt: -p \"TEXT\", or llm chat");
+    }
     TRY(read_all(stdin, "standard input", t));
     while (a->o.prompt == NULL && t->n > 0 && t->data[t->n - 1] == '\n') { t->data[--t->n] = '\0'; }
     return GCUDA_STATUS_SUCCESS;
@@ -391,7 +409,10 @@ static gcuda_status read_question(const struct app * a, struct text * t) {
 
 // ---- answering ----
 
-struct tokens { int32_t * data; size_t n; };
+struct tokens {
+    int32_t * data;
+    size_t n;
+};
 
 static gcuda_status tokens_of(const struct app * a, const char * text, size_t n, int flags, struct tokens * t) {
     gcuda_status st;
@@ -401,7 +422,8 @@ static gcuda_status tokens_of(const struct app * a, const char * text, size_t n,
     return llm_tokenize(a->model, text, n, flags, t->data, t->n, &t->n);
 }
 
-static gcuda_status tokens_of_chat(const struct app * a, const struct llm_message * messages, size_t n, struct tokens * t) {
+static gcuda_status tokens_of_chat(
+    const struct app * a, const struct llm_message * messages, size_t n, struct tokens * t) {
     gcuda_status st;
     TRY(llm_chat_tokenize(a->model, messages, n, true, NULL, 0, &t->n));
     t->data = (int32_t *) no_null(malloc((t->n + 1) * sizeof(int32_t)), &st);
@@ -418,18 +440,25 @@ static void print_whole(struct text * pending, bool is_end) {
     pending->n -= n;
 }
 
-struct speed { size_t n_prompt, n_answer; int64_t prompt_us, answer_us; };
+struct speed {
+    size_t n_prompt, n_answer;
+    int64_t prompt_us, answer_us;
+};
 
 static void print_speed(const struct app * a, const struct speed * s) {
     if (a->o.quiet) { return; }
     const bool is_dim = a->has_bar && a->has_colour;
-    const double prompt = 1e6 * (double) s->n_prompt / (double) (s->prompt_us + 1), answer = 1e6 * (double) s->n_answer / (double) (s->answer_us + 1);
-    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens, %.1f a second; %s]%s\n", is_dim ? DIM : "", s->n_prompt, prompt,
-        s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
+    const double prompt = 1e6 * (double) s->n_prompt / (double) (s->prompt_us + 1),
+                 answer = 1e6 * (double) s->n_answer / (double) (s->answer_us + 1);
+    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens, %.1f a second; %s]%s\n",
+        is_dim ? DIM : "", s->n_prompt, prompt, s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
 }
 
-// gpt-oss thinks in one channel and answers in another: its marks are shown, and of the answer the last channel is remembered.
-static bool shows_marks(const struct app * a) { return a->info.template_name != NULL && strcmp(a->info.template_name, "gpt-oss") == 0; }
+// gpt-oss thinks in one channel and answers in another: its marks are shown, and of the answer the last channel is
+// remembered.
+static bool shows_marks(const struct app * a) {
+    return a->info.template_name != NULL && strcmp(a->info.template_name, "gpt-oss") == 0;
+}
 
 static void keep_final(struct text * answer) {
     static const char mark[] = "<|channel|>final<|message|>";
@@ -440,7 +469,8 @@ static void keep_final(struct text * answer) {
     }
 }
 
-// One token after the other until the model ends, the limit, a full context or Ctrl-C. The text goes to stdout and to answer.
+// One token after the other until the model ends, the limit, a full context or Ctrl-C. The text goes to stdout and to
+// answer.
 static gcuda_status generate(struct app * a, struct text * answer, struct speed * s) {
     struct text pending = { NULL, 0, 0 };
     gcuda_status st = append(&pending, "", 0);
@@ -477,8 +507,8 @@ static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struc
     is_stopped = 0;
     TRY(llm_seq_keep_prefix(a->session, 0, t->data, t->n, &n_kept));
     if (t->n - n_kept > (size_t) llm_n_free(a->session)) {
-        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt has %zu tokens, the context %d: --ctx N makes it longer", t->n,
-            llm_n_ctx(a->session));
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt has %zu tokens, the context %d: --ctx N makes it longer",
+            t->n, llm_n_ctx(a->session));
     }
     a->doing = "reading";
     const int64_t begin = gcuda_time_us();
@@ -517,14 +547,18 @@ static gcuda_status command_run(struct app * a) {
 
 // ---- chat ----
 
-struct chat { struct llm_message * messages; size_t n, capacity; };
+struct chat {
+    struct llm_message * messages;
+    size_t n, capacity;
+};
 
 // Takes the text over, also on failure.
 static gcuda_status add_message(struct chat * c, const char * role, char * text) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (c->n == c->capacity) {
         const size_t capacity = 2 * c->capacity + 8;
-        struct llm_message * grown = (struct llm_message *) no_null(realloc(c->messages, capacity * sizeof *grown), &st);
+        struct llm_message * grown =
+            (struct llm_message *) no_null(realloc(c->messages, capacity * sizeof *grown), &st);
         if (st != GCUDA_STATUS_SUCCESS) {
             free(text);
             return st;
@@ -543,7 +577,8 @@ static void drop_messages(struct chat * c, size_t first, size_t n) {
     c->n -= n;
 }
 
-// The tokens of the whole chat. Where they leave no room for an answer, the oldest question and its answer are forgotten.
+// The tokens of the whole chat. Where they leave no room for an answer, the oldest question and its answer are
+// forgotten.
 static gcuda_status fit_chat(struct app * a, struct chat * c, struct tokens * t) {
     const size_t room = (size_t) llm_n_ctx(a->session) - (size_t) llm_n_ctx(a->session) / 4;
     const size_t first = c->n > 0 && strcmp(c->messages[0].role, "system") == 0 ? 1 : 0;
@@ -628,7 +663,8 @@ static gcuda_status command_chat(struct app * a) {
         if (copy != NULL) { st = add_message(&c, "system", strcpy(copy, a->o.system)); }
     }
     if (st == GCUDA_STATUS_SUCCESS && !a->o.quiet) {
-        fprintf(stderr, "%s on %s\n/new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name, a->info.backend);
+        fprintf(stderr, "%s on %s\n/new forgets the chat, /quit ends it, Ctrl-C ends an answer.\n", a->info.name,
+            a->info.backend);
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = chat_loop(a, &c); }
     drop_messages(&c, 0, c.n);
@@ -640,10 +676,10 @@ static gcuda_status command_chat(struct app * a) {
 
 static gcuda_status command_info(struct app * a) {
     const struct llm_info * i = &a->info;
-    printf("name          %s\narchitecture  %s%s\nparameters    %.1f million, %.1f MB\n", i->name, i->arch, i->is_encoder ? " (embeddings)" : "",
-        (double) i->n_params * 1e-6, (double) i->n_bytes * 1e-6);
-    printf("layers        %d of %d elements\nheads         %d of %d elements; keys and values: %d\n", i->n_layers, i->n_embd, i->n_heads,
-        i->head_size, i->n_heads_kv);
+    printf("name          %s\narchitecture  %s%s\nparameters    %.1f million, %.1f MB\n", i->name, i->arch,
+        i->is_encoder ? " (embeddings)" : "", (double) i->n_params * 1e-6, (double) i->n_bytes * 1e-6);
+    printf("layers        %d of %d elements\nheads         %d of %d elements; keys and values: %d\n", i->n_layers,
+        i->n_embd, i->n_heads, i->head_size, i->n_heads_kv);
     if (i->n_experts > 0) { printf("experts       %d\n", i->n_experts); }
     if (i->window > 0) { printf("window        %d tokens, in some layers\n", i->window); }
     printf("context       %d tokens\nvocabulary    %d tokens\nchat template %s\n", i->n_ctx_train, i->n_vocab,
@@ -663,7 +699,7 @@ static size_t n_bytes_of_character(const char * text, size_t n) {
 }
 
 static void print_quoted(const char * text, size_t n) {
-    for (size_t i = 0, size; i < n; i += size > 0 ? size : 1) {
+    for (size_t i = 0, size; i < n; i += size != 0 ? size : 1) {
         const unsigned char c = (unsigned char) text[i];
         size = n_bytes_of_character(text + i, n - i);
         if (c == '\n') {
@@ -682,8 +718,8 @@ static gcuda_status command_tokenize(struct app * a) {
     size_t n;
     gcuda_status st = read_prompt(a, &prompt);
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = tokens_of(a, prompt.data, prompt.n,
-            a->o.special ? LLM_PARSE_SPECIAL | LLM_ADD_SPECIAL : LLM_ADD_SPECIAL, &t);
+        st = tokens_of(
+            a, prompt.data, prompt.n, a->o.special ? LLM_PARSE_SPECIAL | LLM_ADD_SPECIAL : LLM_ADD_SPECIAL, &t);
     }
     for (size_t i = 0; st == GCUDA_STATUS_SUCCESS && i < t.n; ++i) {
         const char * piece = llm_token_piece(a->model, t.data[i], &n);
@@ -699,7 +735,9 @@ static gcuda_status command_tokenize(struct app * a) {
 
 // ---- bench ----
 
-struct sample { double mean, deviation; }; // tokens a second
+struct sample {
+    double mean, deviation;
+}; // tokens a second
 
 static struct sample summary(const double * values, int n) {
     struct sample s = { 0.0, 0.0 };
@@ -752,7 +790,12 @@ static gcuda_status profile_host(struct app * a, double * host_us, double * all_
     return GCUDA_STATUS_SUCCESS;
 }
 
-struct profile_row { const char * op; enum gcuda_type type; int n; double us, bytes; };
+struct profile_row {
+    const char * op;
+    enum gcuda_type type;
+    int n;
+    double us, bytes;
+};
 
 static int by_time(const void * a, const void * b) {
     const double x = ((const struct profile_row *) a)->us, y = ((const struct profile_row *) b)->us;
@@ -767,7 +810,7 @@ static int sum_records(const struct gcuda_cuda_profile_record * records, size_t 
         int k = 0;
         while (k < n_rows && (strcmp(rows[k].op, r->op) != 0 || rows[k].type != type)) { ++k; }
         if (k == PROFILE_ROWS) { continue; }
-        if (k == n_rows) { rows[n_rows++] = (struct profile_row) { r->op, type, 0, 0.0, 0.0 }; }
+        if (k == n_rows) { rows[n_rows++] = (struct profile_row){ r->op, type, 0, 0.0, 0.0 }; }
         ++rows[k].n;
         rows[k].us += r->us;
         rows[k].bytes += (double) r->n_bytes;
@@ -791,8 +834,9 @@ static gcuda_status profile_nodes(struct app * a, gcuda_backend_t backend) {
     for (int i = 0; i < n_rows; ++i) { sum += rows[i].us; }
     printf("node by node, a token: %.0f nodes, %.0f us\n", (double) n / PROFILE_TOKENS, sum / PROFILE_TOKENS);
     for (int i = 0; i < n_rows; ++i) {
-        printf("  %-24s %-6s %6.1f x %8.1f us %8.1f GB/s\n", rows[i].op, gcuda_type_name(rows[i].type), (double) rows[i].n / PROFILE_TOKENS,
-            rows[i].us / PROFILE_TOKENS, rows[i].us > 0.0 ? 1e-3 * rows[i].bytes / rows[i].us : 0.0);
+        printf("  %-24s %-6s %6.1f x %8.1f us %8.1f GB/s\n", rows[i].op, gcuda_type_name(rows[i].type),
+            (double) rows[i].n / PROFILE_TOKENS, rows[i].us / PROFILE_TOKENS,
+            rows[i].us > 0.0 ? 1e-3 * rows[i].bytes / rows[i].us : 0.0);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -808,9 +852,12 @@ static gcuda_status bench_profile(struct app * a, int depth) {
     printf("a token: %.1f us, %.1f of them in calls of the host\n", all_us, host_us);
     if (gcuda_backend_is_cuda(backend)) {
         TRY(gcuda_backend_cuda_get_plan_stats(backend, &s));
-        printf("plans: %llu made, %llu reused, %llu updated, %llu patched, %llu captures, %llu graph launches, %llu fused launches, %llu beside\n",
-            (unsigned long long) s.n_made, (unsigned long long) s.n_reused, (unsigned long long) s.n_updated, (unsigned long long) s.n_patched,
-            (unsigned long long) s.n_captures, (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused, (unsigned long long) s.n_concurrent);
+        printf("plans: %llu made, %llu reused, %llu updated, %llu patched, %llu captures, "
+               "%llu graph launches, %llu fused launches, %llu beside\n",
+            (unsigned long long) s.n_made, (unsigned long long) s.n_reused, (unsigned long long) s.n_updated,
+            (unsigned long long) s.n_patched, (unsigned long long) s.n_captures,
+            (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused,
+            (unsigned long long) s.n_concurrent);
         TRY(profile_nodes(a, backend));
     }
     return llm_seq_truncate(a->session, 0, depth);
@@ -828,12 +875,13 @@ static gcuda_status bench_depth(struct app * a, const int32_t * tokens, int dept
     }
     const struct sample p = summary(prompt, n_runs), g = summary(generation, n_runs);
     if (a->o.json) {
-        printf("%s\n  {\"depth\": %d, \"prompt_tokens\": %d, \"prompt_per_second\": %.2f, \"prompt_deviation\": %.2f, \"generated_tokens\": %d, "
-               "\"generated_per_second\": %.2f, \"generated_deviation\": %.2f}", is_first ? "[" : ",", depth, a->o.n_prompt, p.mean,
-                   p.deviation, n, g.mean, g.deviation);
+        printf("%s\n  {\"depth\": %d, \"prompt_tokens\": %d, \"prompt_per_second\": "
+               "%.2f, \"prompt_deviation\": %.2f, \"generated_tokens\": %d, "
+               "\"generated_per_second\": %.2f, \"generated_deviation\": %.2f}",
+            is_first ? "[" : ",", depth, a->o.n_prompt, p.mean, p.deviation, n, g.mean, g.deviation);
     } else {
-        printf("%7d  %6d tokens: %8.1f +- %6.1f  %6d tokens: %7.1f +- %5.1f\n", depth, a->o.n_prompt, p.mean, p.deviation, n,
-            g.mean, g.deviation);
+        printf("%7d  %6d tokens: %8.1f +- %6.1f  %6d tokens: %7.1f +- %5.1f\n", depth, a->o.n_prompt, p.mean,
+            p.deviation, n, g.mean, g.deviation);
     }
     fflush(stdout);
     return a->o.profile && !a->o.json ? bench_profile(a, depth) : GCUDA_STATUS_SUCCESS;
@@ -850,7 +898,8 @@ static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
         char * end;
         const long depth = strtol(at, &end, 10);
         if (end == at || depth < 0) {
-            return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024", a->o.depths);
+            return fail(
+                GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024", a->o.depths);
         }
         TRY(bench_depth(a, tokens, (int) depth, n, is_first));
         at = *end == ',' ? end + 1 : end;
@@ -872,16 +921,21 @@ static int largest_depth(const char * at) {
 
 static gcuda_status command_bench(struct app * a) {
     const int n = a->o.n_tokens > 0 ? a->o.n_tokens : 32, depth = largest_depth(a->o.depths);
-    const int n_more = n + 1 + 2 * (a->o.profile ? PROFILE_TOKENS + 1 : 0), most = depth + (a->o.n_prompt > n_more ? a->o.n_prompt : n_more);
+    const int n_more = n + 1 + 2 * (a->o.profile ? PROFILE_TOKENS + 1 : 0),
+              most = depth + (a->o.n_prompt > n_more ? a->o.n_prompt : n_more);
     gcuda_status st;
-    if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) { return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d: 1 to 1048576", a->o.n_prompt); }
+    if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) {
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d: 1 to 1048576", a->o.n_prompt);
+    }
     a->o.ctx = most;
     TRY(llm_sampler_init(&a->sampler, NULL));
     TRY(make_session(a, 1, strcmp(a->info.backend, "CPU") != 0));
     int32_t * tokens = (int32_t *) no_null(malloc((size_t) most * sizeof(int32_t)), &st);
     TRY(st);
     uint32_t random = 1; // any tokens will do
-    for (int i = 0; i < most; ++i) { tokens[i] = (int32_t) ((random = random * 1664525u + 1013904223u) >> 8) % a->info.n_vocab; }
+    for (int i = 0; i < most; ++i) {
+        tokens[i] = (int32_t) ((random = random * 1664525u + 1013904223u) >> 8) % a->info.n_vocab;
+    }
     st = bench_all(a, tokens, n);
     free(tokens);
     return st;
@@ -938,7 +992,8 @@ static gcuda_status command_perplexity(struct app * a) {
     if (st == GCUDA_STATUS_SUCCESS) { st = perplexity_of(a, &t, &sum, &squares, &n); }
     clear_bar(a);
     if (st == GCUDA_STATUS_SUCCESS) {
-        const double mean = sum / (double) n, deviation = sqrt(fmax(squares / (double) n - mean * mean, 0.0) / (double) n);
+        const double mean = sum / (double) n,
+                     deviation = sqrt(fmax(squares / (double) n - mean * mean, 0.0) / (double) n);
         printf("perplexity %.4f +- %.4f over %zu tokens\n", exp(mean), exp(mean) * deviation, n);
     }
     free(t.data);
@@ -948,7 +1003,12 @@ static gcuda_status command_perplexity(struct app * a) {
 
 // ---- embed ----
 
-struct line { const char * text; size_t n; float * vector; double likeness; };
+struct line {
+    const char * text;
+    size_t n;
+    float * vector;
+    double likeness;
+};
 
 // A text longer than the context is cut to its beginning, with the token that ends texts.
 static gcuda_status embed_text(struct app * a, const char * text, size_t n, float * vector) {
@@ -956,7 +1016,8 @@ static gcuda_status embed_text(struct app * a, const char * text, size_t n, floa
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);
     const size_t most = (size_t) llm_n_ctx(a->session);
     if (st == GCUDA_STATUS_SUCCESS && t.n > most) {
-        fprintf(stderr, "warning: a text of %zu tokens is cut to the %zu that the context holds: %.*s...\n", t.n, most, (int) (n < 40 ? n : 40), text);
+        fprintf(stderr, "warning: a text of %zu tokens is cut to the %zu that the context holds: %.*s...\n", t.n, most,
+            (int) (n < 40 ? n : 40), text);
         t.data[most - 1] = t.data[t.n - 1];
         t.n = most;
     }
@@ -978,7 +1039,7 @@ static gcuda_status cut_lines(const struct text * text, struct line ** lines, si
     *lines = (struct line *) no_null(calloc(most, sizeof **lines), &st);
     TRY(st);
     *n = 0;
-    for (const char * at = text->data, * end = text->data + text->n; at < end;) {
+    for (const char *at = text->data, *end = text->data + text->n; at < end;) {
         const char * stop = (const char *) memchr(at, '\n', (size_t) (end - at));
         if (stop == NULL) { stop = end; }
         if (stop > at && *at != '\r') {
@@ -1001,7 +1062,8 @@ static gcuda_status rank_lines(struct app * a, struct line * lines, size_t n, co
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status embed_search(struct app * a, const struct text * question, const struct text * text, float * vectors) {
+static gcuda_status embed_search(
+    struct app * a, const struct text * question, const struct text * text, float * vectors) {
     struct line * lines = NULL;
     size_t n = 0;
     TRY(embed_text(a, question->data, question->n, vectors));
@@ -1028,7 +1090,8 @@ static gcuda_status command_embed(struct app * a) {
         a->o.chunk = a->o.ctx;
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, 0); }
-    float * vectors = st == GCUDA_STATUS_SUCCESS ? (float *) no_null(malloc(2 * sizeof(float) * (size_t) a->info.n_embd), &st) : NULL;
+    float * vectors =
+        st == GCUDA_STATUS_SUCCESS ? (float *) no_null(malloc(2 * sizeof(float) * (size_t) a->info.n_embd), &st) : NULL;
     if (st == GCUDA_STATUS_SUCCESS) { st = embed_search(a, &question, &text, vectors); }
     free(vectors);
     free(text.data);
@@ -1039,16 +1102,27 @@ static gcuda_status command_embed(struct app * a) {
 // ---- the program ----
 
 static gcuda_status run_command(struct app * a) {
-    static const struct { const char * name; bool writes; gcuda_status (*run)(struct app * a); } rows[] = { // writes: needs a model that does
-        { "run", true, command_run }, { "chat", true, command_chat }, { "bench", true, command_bench }, { "perplexity", true, command_perplexity },
-        { "embed", false, command_embed }, { "tokenize", false, command_tokenize }, { "info", false, command_info },
+    // writes: needs a model that does
+    static const struct {
+        const char * name;
+        bool writes;
+        gcuda_status (*run)(struct app * a);
+    } rows[] = {
+        { "run", true, command_run },
+        { "chat", true, command_chat },
+        { "bench", true, command_bench },
+        { "perplexity", true, command_perplexity },
+        { "embed", false, command_embed },
+        { "tokenize", false, command_tokenize },
+        { "info", false, command_info },
     };
     TRY(make_sampler(a)); // before a large file is loaded for nothing
     TRY(load_model(a));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
         if (strcmp(a->o.command ? a->o.command : "run", rows[i].name) != 0) { continue; }
         if (!rows[i].writes || !a->info.is_encoder) { return rows[i].run(a); }
-        return fail(GCUDA_STATUS_UNSUPPORTED, "%s makes embeddings and writes no text: llm embed FILE -m %s -p TEXT", a->info.arch, a->o.model);
+        return fail(GCUDA_STATUS_UNSUPPORTED, "%s makes embeddings and writes no text: llm embed FILE -m %s -p TEXT",
+            a->info.arch, a->o.model);
     }
     return GCUDA_STATUS_INVALID_ARGUMENT; // take_word knows the same names
 }

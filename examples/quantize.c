@@ -1,5 +1,5 @@
-// What each weight format costs: a random matrix is quantized to every type there is a quantizer for, then multiplied by a
-// vector in that type. The table says how many bits a weight takes and how far weights and product are off.
+// What each weight format costs: a random matrix is quantized to every type there is a quantizer for, then multiplied
+// by a vector in that type. The table says how many bits a weight takes and how far weights and product are off.
 //
 //   cc -O2 -I. examples/quantize.c -o quantize -pthread -lm -ldl && ./quantize
 #define GCUDA_IMPLEMENTATION
@@ -11,11 +11,13 @@
 
 enum { N_IN = 512, N_OUT = 256 };
 
+// clang-format off
 static const enum gcuda_type types[] = {
     GCUDA_TYPE_F32,  GCUDA_TYPE_F16,  GCUDA_TYPE_BF16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q6_K,   GCUDA_TYPE_Q5_K,
     GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q4_1, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS,
     GCUDA_TYPE_Q4_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q2_K,
 };
+// clang-format on
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
 struct numbers {
@@ -67,7 +69,8 @@ static gcuda_status show_type(enum gcuda_type type, struct numbers * num) {
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
     const double bits = 8.0 * (double) gcuda_type_size(type) / (double) gcuda_blck_size(type);
     printf("%-8s %12.4g %13.5f %% %13.5f %%\n", gcuda_type_name(type), bits,
-           100.0 * relative_error(num->restored, num->weights, N_IN * N_OUT), 100.0 * relative_error(num->y, num->exact, N_OUT));
+        100.0 * relative_error(num->restored, num->weights, N_IN * N_OUT),
+        100.0 * relative_error(num->y, num->exact, N_OUT));
     return st;
 }
 

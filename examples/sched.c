@@ -1,5 +1,5 @@
-// One network over several backends: each layer's weights are on another GPU, the last layer's on the CPU. The scheduler
-// sends every node to its weights and copies what has to cross. Without a GPU all of it is the CPU's.
+// One network over several backends: each layer's weights are on another GPU, the last layer's on the CPU. The
+// scheduler sends every node to its weights and copies what has to cross. Without a GPU all of it is the CPU's.
 //
 //   cc -O2 -I. examples/sched.c -o sched -pthread -lm -ldl && ./sched
 //
@@ -17,7 +17,8 @@ static void print_line(enum gcuda_log_level level, const char * text, void * use
 }
 
 // A layer's weights in a separate buffer, all of the same value, so that the answer is easy to see.
-static gcuda_backend_buffer_t make_weights(struct gcuda_context * ctx, gcuda_backend_t backend, struct gcuda_tensor ** w) {
+static gcuda_backend_buffer_t make_weights(
+    struct gcuda_context * ctx, gcuda_backend_t backend, struct gcuda_tensor ** w) {
     static float values[WIDTH * WIDTH];
     *w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, WIDTH, WIDTH);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(ctx, backend);
@@ -46,7 +47,7 @@ int main(void) {
     if (backends[n] != NULL) { ++n; } // last: it takes what no other does
 
     struct gcuda_context * ctx = contexts[N_LAYERS] = gcuda_init(params);
-    struct gcuda_tensor * input = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, WIDTH, N_TOKENS), * h = input;
+    struct gcuda_tensor *input = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, WIDTH, N_TOKENS), *h = input;
     if (input != NULL) { gcuda_set_input(input); }
     for (int i = 0; i < N_LAYERS && n > 0; ++i) {
         struct gcuda_tensor * w = NULL;
@@ -67,7 +68,8 @@ int main(void) {
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(h, y, 0, sizeof y); }
     if (st == GCUDA_STATUS_SUCCESS) {
         gcuda_backend_sched_print(sched);
-        for (int i = 0; i < N_TOKENS; ++i) { printf("token %d: %g\n", i, (double) y[i * WIDTH]); } // 16 times its number
+        // 16 times its number
+        for (int i = 0; i < N_TOKENS; ++i) { printf("token %d: %g\n", i, (double) y[i * WIDTH]); }
     } else {
         fprintf(stderr, "%s\n", gcuda_last_error());
     }

@@ -1,9 +1,12 @@
-// bench-attention.cu - gcuda_launch_flash_attn_ext and its gradient alone, on random data: times against the device's reading rate,
-// results against the plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is measured in minutes:
+// bench-attention.cu - gcuda_launch_flash_attn_ext and its gradient alone, on random data: times against the device's
+// reading rate, results against the plain path. Needs only parts 7 and 8 of the kernels, so that a change of them is
+// measured in minutes:
 //
-//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|cache|long|back] [--check] [--splits N] [--path N]
+//   make build/cuda/bench-attention && build/cuda/bench-attention [decode|prefill|cache|long|back] [--check] [--splits
+//   N] [--path N]
 //
-// Keys and values rotate through copies beyond the L2 cache; launches are captured in one graph and overlap (PDL), as in a plan.
+// Keys and values rotate through copies beyond the L2 cache; launches are captured in one graph and overlap (PDL), as
+// in a plan.
 #include "gcuda.h"
 #include <algorithm>
 #include <cuda_fp16.h>
@@ -21,7 +24,8 @@ static void check(cudaError_t err, const char * what) {
     }
 }
 #define CHECK(call) check(call, #call)
-#define FOR_ALL(i, n) for (size_t i = blockIdx.x * (size_t) blockDim.x + threadIdx.x; i < (n); i += (size_t) gridDim.x * blockDim.x)
+#define FOR_ALL(i, n) \
+    for (size_t i = blockIdx.x * (size_t) blockDim.x + threadIdx.x; i < (n); i += (size_t) gridDim.x * blockDim.x)
 
 // ---- random data ----
 static __device__ unsigned hashed(unsigned long long i) { // the finalizer of MurmurHash3
@@ -45,7 +49,8 @@ static __global__ void fill_floats(void * p, gcuda_type type, size_t n, unsigned
         }
     }
 }
-static __global__ void fill_blocks(unsigned char * p, size_t n, int size, float scale, unsigned seed) { // Q8_0, Q4_0: a scale, then codes
+// Q8_0, Q4_0: a scale, then codes
+static __global__ void fill_blocks(unsigned char * p, size_t n, int size, float scale, unsigned seed) {
     FOR_ALL(i, n) {
         const unsigned short d = __half_as_ushort(__float2half(scale * (1.0f + 0.5f * uniform(i * 77 + seed))));
         unsigned char * block = p + i * size;
@@ -54,12 +59,15 @@ static __global__ void fill_blocks(unsigned char * p, size_t n, int size, float 
         for (int k = 2; k < size; ++k) { block[k] = (unsigned char) hashed(i * 64 + k + seed); }
     }
 }
-enum mask_kind { MASK_NONE, MASK_BIAS, MASK_CAUSAL, MASK_FIRST, MASK_SPARSE }; // SPARSE: n_visible of each row, and n_kv_max says so
+// SPARSE: n_visible of each row, and n_kv_max says so
+enum mask_kind { MASK_NONE, MASK_BIAS, MASK_CAUSAL, MASK_FIRST, MASK_SPARSE };
 static __global__ void fill_mask(__half * p, int n_kv, int n_tokens, mask_kind kind, int n_visible) {
     FOR_ALL(i, (size_t) n_kv * n_tokens) {
         const int j = (int) (i % n_kv), token = (int) (i / n_kv);
-        const bool is_seen = kind == MASK_CAUSAL ? j <= n_kv - n_tokens + token : kind == MASK_FIRST ? j < n_visible
-            : kind == MASK_SPARSE ? j % (n_kv / n_visible) == token % (n_kv / n_visible) : true;
+        const bool is_seen = kind == MASK_CAUSAL   ? j <= n_kv - n_tokens + token
+                             : kind == MASK_FIRST  ? j < n_visible
+                             : kind == MASK_SPARSE ? j % (n_kv / n_visible) == token % (n_kv / n_visible)
+                                                   : true;
         p[i] = __float2half(!is_seen ? -INFINITY : kind == MASK_BIAS ? uniform(i) : 0.0f);
     }
 }
@@ -127,7 +135,8 @@ static gcuda_array packed(void * data, gcuda_type type, int64_t ne0, int64_t ne1
     memset(&a, 0, sizeof a);
     a.data = data, a.type = type;
     a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = 1;
-    a.nb[0] = gcuda_type_size(type), a.nb[1] = gcuda_row_size(type, ne0), a.nb[2] = a.nb[1] * ne1, a.nb[3] = a.nb[2] * ne2;
+    a.nb[0] = gcuda_type_size(type), a.nb[1] = gcuda_row_size(type, ne0), a.nb[2] = a.nb[1] * ne1,
+    a.nb[3] = a.nb[2] * ne2;
     return a;
 }
 
@@ -149,7 +158,9 @@ struct run {
         }
     }
     void launch() {
-        if (gcuda_launch_flash_attn_ext(&args, stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "flash_attn_ext"); }
+        if (gcuda_launch_flash_attn_ext(&args, stream) != GCUDA_STATUS_SUCCESS) {
+            check(cudaErrorUnknown, "flash_attn_ext");
+        }
     }
     double microseconds(int n, bool is_rotated, bool is_classes = false) {
         cudaGraph_t graph;
@@ -160,7 +171,9 @@ struct run {
         for (int i = 0; i < n; ++i) {
             take_copy(is_rotated ? i : 0);
             if (is_classes) {
-                if (gcuda_launch_flash_attn_ext_mask_classes(&args, stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "mask_classes"); }
+                if (gcuda_launch_flash_attn_ext_mask_classes(&args, stream) != GCUDA_STATUS_SUCCESS) {
+                    check(cudaErrorUnknown, "mask_classes");
+                }
             } else {
                 launch();
             }
@@ -178,7 +191,7 @@ struct run {
 };
 
 static double difference(run * r, float * y, float * want, size_t n) {
-    double * sums, host[2];
+    double *sums, host[2];
     CHECK(cudaMalloc(&sums, sizeof host));
     CHECK(cudaMemset(sums, 0, sizeof host));
     const gcuda_flash_attn_plan plan = r->args.plan;
@@ -196,7 +209,8 @@ static double difference(run * r, float * y, float * want, size_t n) {
 
 static void measure(const shape & s, const options & o) {
     const int n_heads = s.k_heads * s.group;
-    const size_t n_y = (size_t) s.dv * n_heads * s.n_tokens, n_q = (size_t) s.dk * n_heads * s.n_tokens, n_mask = (size_t) s.n_kv * s.n_tokens;
+    const size_t n_y = (size_t) s.dv * n_heads * s.n_tokens, n_q = (size_t) s.dk * n_heads * s.n_tokens,
+                 n_mask = (size_t) s.n_kv * s.n_tokens;
     const size_t n_k = (size_t) s.dk * s.n_kv * s.k_heads, n_v = (size_t) s.dv * s.n_kv * s.k_heads;
     run r;
     memset(&r, 0, sizeof r);
@@ -204,7 +218,7 @@ static void measure(const shape & s, const options & o) {
     r.k_bytes = (gcuda_row_size(s.type, n_k) + 255) / 256 * 256;
     r.v_bytes = s.is_v_in_k ? 0 : (gcuda_row_size(s.type, n_v) + 255) / 256 * 256;
     r.n_copies = (int) std::min<size_t>(64, std::max<size_t>(1, ((size_t) 400 << 20) / (r.k_bytes + r.v_bytes)));
-    float * q, * y, * want;
+    float *q, *y, *want;
     __half * mask = NULL;
     void * scratch = NULL;
     CHECK(cudaStreamCreate(&r.stream));
@@ -240,20 +254,24 @@ static void measure(const shape & s, const options & o) {
     r.launch();
     CHECK(cudaStreamSynchronize(r.stream));
     const double nmse = o.has_check ? difference(&r, y, want, n_y) : -1.0;
-    const double seen = s.mask == MASK_FIRST || s.mask == MASK_SPARSE ? (double) s.n_visible / s.n_kv : s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0;
-    const double flop = 2.0 * seen * (double) n_mask * (s.dk + s.dv) * n_heads, bytes = seen * (double) (r.k_bytes + r.v_bytes);
+    const double seen = s.mask == MASK_FIRST || s.mask == MASK_SPARSE ? (double) s.n_visible / s.n_kv
+                        : s.mask == MASK_CAUSAL                       ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv
+                                                                      : 1.0;
+    const double flop = 2.0 * seen * (double) n_mask * (s.dk + s.dv) * n_heads,
+                 bytes = seen * (double) (r.k_bytes + r.v_bytes);
     const int n = flop > 5e10 ? 4 : 40;
     const double us = r.microseconds(n, true), same = r.microseconds(n, false);
-    printf("%3d/%-3d %2d x %-2d  kv %6d  tokens %4d  %-5s mask %d  path %d, %3d splits  %9.1f us  same %9.1f us  %5.0f GB/s %4.0f %%  %6.1f TFLOP/s",
-        s.dk, s.dv, s.k_heads, s.group, s.n_kv, s.n_tokens, gcuda_type_name(s.type), s.mask, plan.path, plan.n_splits, us, same, bytes / us * 1e-3,
-        bytes / us * 0.1 / o.read_gbs, flop / us * 1e-6);
+    printf("%3d/%-3d %2d x %-2d  kv %6d  tokens %4d  %-5s mask %d  path %d, %3d splits  %9.1f "
+           "us  same %9.1f us  %5.0f GB/s %4.0f %%  %6.1f TFLOP/s",
+        s.dk, s.dv, s.k_heads, s.group, s.n_kv, s.n_tokens, gcuda_type_name(s.type), s.mask, plan.path, plan.n_splits,
+        us, same, bytes / us * 1e-3, bytes / us * 0.1 / o.read_gbs, flop / us * 1e-6);
     printf(nmse >= 0.0 ? "  nmse %.1e\n" : "\n", nmse);
     const size_t n_classes = gcuda_flash_attn_ext_mask_classes_bytes(&r.args);
     if (n_classes > 0 && s.n_tokens >= 4096) { // as a plan runs several layers with one mask
         CHECK(cudaMalloc(&r.args.mask_classes, n_classes));
         const double classes = r.microseconds(10, false, true), given = r.microseconds(n, true);
-        printf("        classes of the mask %6.1f us %5.0f GB/s; with them %9.1f us %6.1f TFLOP/s\n", classes, (double) n_mask * 2.0 / classes * 1e-3, given,
-            flop / given * 1e-6);
+        printf("        classes of the mask %6.1f us %5.0f GB/s; with them %9.1f us %6.1f TFLOP/s\n", classes,
+            (double) n_mask * 2.0 / classes * 1e-3, given, flop / given * 1e-6);
     }
     fflush(stdout);
     void * const all[] = { r.kv, q, y, want, mask, scratch, r.args.mask_classes };
@@ -266,7 +284,9 @@ struct back_run {
     run forward;
     gcuda_flash_attn_ext_back_args args;
     void backward() {
-        if (gcuda_launch_flash_attn_ext_back(&args, forward.stream) != GCUDA_STATUS_SUCCESS) { check(cudaErrorUnknown, "flash_attn_ext_back"); }
+        if (gcuda_launch_flash_attn_ext_back(&args, forward.stream) != GCUDA_STATUS_SUCCESS) {
+            check(cudaErrorUnknown, "flash_attn_ext_back");
+        }
     }
     template <typename F> double microseconds(F f) { // the median of six
         std::vector<float> ms;
@@ -292,12 +312,13 @@ struct back_run {
 // Products of the formula are counted, 2 forwards and 5 backwards, of which the kernels compute 2 and 7.
 static void measure_back(const shape & s, const options & o) {
     const int n_heads = s.k_heads * s.group;
-    const size_t n_q = (size_t) s.dk * n_heads * s.n_tokens, n_k = (size_t) s.dk * s.n_kv * s.k_heads, n_mask = (size_t) s.n_kv * s.n_tokens;
+    const size_t n_q = (size_t) s.dk * n_heads * s.n_tokens, n_k = (size_t) s.dk * s.n_kv * s.k_heads,
+                 n_mask = (size_t) s.n_kv * s.n_tokens;
     const size_t n_grads = n_q + 2 * n_k, k_bytes = gcuda_row_size(s.type, n_k);
     back_run r;
     memset(&r, 0, sizeof r);
     r.forward.s = s;
-    float * q, * y, * dy, * grads, * want;
+    float *q, *y, *dy, *grads, *want;
     char * kv;
     __half * mask = NULL;
     CHECK(cudaStreamCreate(&r.forward.stream));
@@ -331,10 +352,11 @@ static void measure_back(const shape & s, const options & o) {
     CHECK(cudaMalloc(&f.scratch, gcuda_flash_attn_ext_scratch_bytes(&f) + 1));
     CHECK(cudaMalloc(&b.scratch, gcuda_flash_attn_ext_back_scratch_bytes(&b) + 1));
     CHECK(cudaDeviceSynchronize());
-    const double forward = r.microseconds([&]() { r.forward.launch(); }), backward = r.microseconds([&]() { r.backward(); });
+    const double forward = r.microseconds([&]() { r.forward.launch(); }),
+                 backward = r.microseconds([&]() { r.backward(); });
     double nmse = -1.0;
     if (o.has_check) {
-        double * sums, host[2];
+        double *sums, host[2];
         CHECK(cudaMalloc(&sums, sizeof host));
         CHECK(cudaMemset(sums, 0, sizeof host));
         b.prec = GCUDA_PREC_F32;
@@ -346,9 +368,12 @@ static void measure_back(const shape & s, const options & o) {
         CHECK(cudaFree(sums));
         nmse = host[0] / host[1];
     }
-    const double seen = s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0, product = 2.0 * seen * (double) n_mask * s.dk * n_heads;
-    printf("%3d %2d x %-2d  kv %6d  tokens %4d  %-5s mask %d  forward %9.1f us %6.1f TFLOP/s  backward %9.1f us %6.1f TFLOP/s", s.dk, s.k_heads, s.group, s.n_kv,
-        s.n_tokens, gcuda_type_name(s.type), s.mask, forward, 2.0 * product / forward * 1e-6, backward, 5.0 * product / backward * 1e-6);
+    const double seen = s.mask == MASK_CAUSAL ? 1.0 - (s.n_tokens - 1) * 0.5 / s.n_kv : 1.0,
+                 product = 2.0 * seen * (double) n_mask * s.dk * n_heads;
+    printf("%3d %2d x %-2d  kv %6d  tokens %4d  %-5s mask %d  forward %9.1f us %6.1f TFLOP/s  backward "
+           "%9.1f us %6.1f TFLOP/s",
+        s.dk, s.k_heads, s.group, s.n_kv, s.n_tokens, gcuda_type_name(s.type), s.mask, forward,
+        2.0 * product / forward * 1e-6, backward, 5.0 * product / backward * 1e-6);
     printf(nmse >= 0.0 ? "  nmse %.1e\n" : "\n", nmse);
     fflush(stdout);
     void * const all[] = { q, y, dy, grads, want, kv, mask, f.scratch, b.scratch };
@@ -380,42 +405,89 @@ static double reading_gbs() {
 
 static const gcuda_type F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16, Q8 = GCUDA_TYPE_Q8_0, Q4 = GCUDA_TYPE_Q4_0;
 static const shape decode[] = {
-    { 128, 128, 8, 4, 65536, 1, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 65536, 1, F16, MASK_BIAS, 0 }, { 128, 128, 8, 4, 65536, 1, F16, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 65536, 1, BF16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 1, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 1, Q4, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 65536, 4, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 4, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 4, Q4, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 65536, 8, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 256, 1, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 1, F16, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 4097, 1, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 10000, 1, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 32768, 1, F16, MASK_FIRST, 4096 },
-    { 128, 128, 8, 4, 4096, 1, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 1, Q4, MASK_CAUSAL, 0 }, { 128, 128, 8, 1, 16384, 1, F16, MASK_CAUSAL, 0 },
-    { 64, 64, 8, 8, 7680, 1, F16, MASK_CAUSAL, 0 }, { 64, 64, 8, 8, 7680, 4, F16, MASK_CAUSAL, 0 }, { 256, 256, 2, 16, 20000, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 1, F16, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 65536, 1, F16, MASK_BIAS, 0 },
+    { 128, 128, 8, 4, 65536, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 1, BF16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 1, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 1, Q4, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 4, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 4, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 4, Q4, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 8, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 256, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4097, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 10000, 1, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 32768, 1, F16, MASK_FIRST, 4096 },
+    { 128, 128, 8, 4, 4096, 1, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 1, Q4, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 1, 16384, 1, F16, MASK_CAUSAL, 0 },
+    { 64, 64, 8, 8, 7680, 1, F16, MASK_CAUSAL, 0 },
+    { 64, 64, 8, 8, 7680, 4, F16, MASK_CAUSAL, 0 },
+    { 256, 256, 2, 16, 20000, 1, F16, MASK_CAUSAL, 0 },
     { 256, 256, 2, 16, 20000, 1, Q8, MASK_CAUSAL, 0 },
 };
 static const shape prefill[] = {
-    { 128, 128, 8, 4, 16384, 512, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 16384, 512, F16, MASK_BIAS, 0 }, { 128, 128, 8, 4, 16384, 512, F16, MASK_CAUSAL, 0 },
-    { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 16384, 16384, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
-    { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, BF16, MASK_CAUSAL, 0 },
-    { 128, 128, 32, 1, 4096, 4096, F16, MASK_BIAS, 0 }, { 128, 128, 8, 4, 2048, 2048, F16, MASK_CAUSAL, 0 },
-    { 256, 256, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 72, 72, 16, 1, 5776, 5776, F16, MASK_NONE, 0 }, { 80, 80, 16, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 16384, 512, F16, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 16384, 512, F16, MASK_BIAS, 0 },
+    { 128, 128, 8, 4, 16384, 512, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 16384, 16384, F16, MASK_CAUSAL, 0 },
+    { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 4096, 4096, BF16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_BIAS, 0 },
+    { 128, 128, 8, 4, 2048, 2048, F16, MASK_CAUSAL, 0 },
+    { 256, 256, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 72, 72, 16, 1, 5776, 5776, F16, MASK_NONE, 0 },
+    { 80, 80, 16, 1, 4096, 4096, F16, MASK_NONE, 0 },
 };
-static const shape caches[] = { // what becomes F16 for many queries, and F16
-    { 128, 128, 8, 4, 65536, 512, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 65536, 512, Q8, MASK_NONE, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_NONE, 0 },
-    { 128, 128, 8, 4, 65536, 512, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 4096, 512, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 512, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 16384, 16, Q8, MASK_CAUSAL, 0 },
-    { 128, 128, 8, 4, 16384, 24, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 16384, 32, Q8, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 4096, 512, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
-    { 576, 512, 1, 16, 65536, 1, F16, MASK_SPARSE, 2048, true }, { 576, 512, 1, 16, 65536, 64, F16, MASK_SPARSE, 2048, true }, { 576, 512, 1, 16, 65536, 64, F16, MASK_CAUSAL, 0, true },
+static const shape caches[] = {
+    // what becomes F16 for many queries, and F16
+    { 128, 128, 8, 4, 65536, 512, F16, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 65536, 512, Q8, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 65536, 512, Q4, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 65536, 512, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 512, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 65536, 512, Q4, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 512, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 512, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 16384, 16, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 16384, 24, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 16384, 32, Q8, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 4096, 512, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
+    { 576, 512, 1, 16, 65536, 1, F16, MASK_SPARSE, 2048, true },
+    { 576, 512, 1, 16, 65536, 64, F16, MASK_SPARSE, 2048, true },
+    { 576, 512, 1, 16, 65536, 64, F16, MASK_CAUSAL, 0, true },
 };
 
-static const shape long_rows[] = { // of k and v
-    { 576, 512, 1, 16, 16384, 1, F16, MASK_NONE, 0, true }, { 576, 512, 1, 16, 16384, 1, F16, MASK_CAUSAL, 0, true },
-    { 576, 512, 1, 16, 16384, 1, BF16, MASK_CAUSAL, 0, true }, { 576, 512, 1, 16, 4096, 1, F16, MASK_NONE, 0, true }, { 576, 512, 1, 16, 65536, 1, F16, MASK_NONE, 0, true },
-    { 576, 512, 1, 128, 16384, 1, F16, MASK_CAUSAL, 0, true }, { 576, 512, 1, 16, 16384, 4, F16, MASK_CAUSAL, 0, true },
-    { 576, 512, 1, 16, 16384, 512, F16, MASK_CAUSAL, 0, true }, { 512, 512, 8, 4, 16384, 1, F16, MASK_NONE, 0, false },
-    { 512, 512, 8, 4, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 512, 512, 8, 4, 4096, 4096, F16, MASK_NONE, 0, false },
-    { 320, 256, 1, 32, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 320, 256, 1, 32, 4096, 512, F16, MASK_CAUSAL, 0, false },
-    { 192, 128, 16, 8, 16384, 1, F16, MASK_CAUSAL, 0, false }, { 192, 128, 16, 8, 4096, 512, F16, MASK_CAUSAL, 0, false },
+static const shape long_rows[] = {
+    // of k and v
+    { 576, 512, 1, 16, 16384, 1, F16, MASK_NONE, 0, true },
+    { 576, 512, 1, 16, 16384, 1, F16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 16384, 1, BF16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 4096, 1, F16, MASK_NONE, 0, true },
+    { 576, 512, 1, 16, 65536, 1, F16, MASK_NONE, 0, true },
+    { 576, 512, 1, 128, 16384, 1, F16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 16384, 4, F16, MASK_CAUSAL, 0, true },
+    { 576, 512, 1, 16, 16384, 512, F16, MASK_CAUSAL, 0, true },
+    { 512, 512, 8, 4, 16384, 1, F16, MASK_NONE, 0, false },
+    { 512, 512, 8, 4, 16384, 1, F16, MASK_CAUSAL, 0, false },
+    { 512, 512, 8, 4, 4096, 4096, F16, MASK_NONE, 0, false },
+    { 320, 256, 1, 32, 16384, 1, F16, MASK_CAUSAL, 0, false },
+    { 320, 256, 1, 32, 4096, 512, F16, MASK_CAUSAL, 0, false },
+    { 192, 128, 16, 8, 16384, 1, F16, MASK_CAUSAL, 0, false },
+    { 192, 128, 16, 8, 4096, 512, F16, MASK_CAUSAL, 0, false },
 };
 static const shape back[] = {
-    { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
-    { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 }, { 128, 128, 8, 4, 4096, 4096, F16, MASK_CAUSAL, 0 }, { 128, 128, 8, 4, 2048, 2048, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
+    { 64, 64, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_CAUSAL, 0 },
+    { 64, 64, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 128, 128, 32, 1, 4096, 4096, F16, MASK_NONE, 0 },
+    { 128, 128, 8, 4, 4096, 4096, F16, MASK_CAUSAL, 0 },
+    { 128, 128, 8, 4, 2048, 2048, GCUDA_TYPE_F32, MASK_CAUSAL, 0 },
 };
 
 int main(int argc, char ** argv) {
@@ -423,10 +495,12 @@ int main(int argc, char ** argv) {
     bool has_decode = true, has_prefill = true, has_cache = true, has_long = true, has_back = true;
     memset(&o, 0, sizeof o);
     for (int i = 1; i < argc; ++i) {
-        const bool is_decode = strcmp(argv[i], "decode") == 0, is_prefill = strcmp(argv[i], "prefill") == 0, is_long = strcmp(argv[i], "long") == 0,
-                   is_back = strcmp(argv[i], "back") == 0, is_cache = strcmp(argv[i], "cache") == 0;
+        const bool is_decode = strcmp(argv[i], "decode") == 0, is_prefill = strcmp(argv[i], "prefill") == 0,
+                   is_long = strcmp(argv[i], "long") == 0, is_back = strcmp(argv[i], "back") == 0,
+                   is_cache = strcmp(argv[i], "cache") == 0;
         if (is_decode || is_prefill || is_cache || is_long || is_back) {
-            has_decode = is_decode, has_prefill = is_prefill, has_cache = is_cache, has_long = is_long, has_back = is_back;
+            has_decode = is_decode, has_prefill = is_prefill, has_cache = is_cache, has_long = is_long,
+            has_back = is_back;
         }
         o.has_check = o.has_check || strcmp(argv[i], "--check") == 0;
         if (i + 1 < argc && strcmp(argv[i], "--splits") == 0) { o.plan.n_splits = atoi(argv[++i]); }

@@ -2,13 +2,13 @@
 // reference needs on an H200 (bench-targets.h).
 //   make bench                 or: build/cuda/bench-gpu --filter 'RMS_NORM' --json rows.json
 //
-// A row is one operation through the public interface: a graph of at least 50 such nodes, one behind the other, on a CUDA backend
-// without fusion, so that everything the operation needs (conversions, quantizing, scratch) is in it, and kernels overlap as they do
-// in a user's graph (GCUDA_CUDA_PDL=0: they do not). It is captured into a CUDA graph; the time is the median of the replays
-// divided by the number of nodes. Launches of more than 20 ms each, of which 50 would take more
-// than a second, are fewer, and their rows say so. What no CUDA graph can hold (copies through host memory, batches of a
-// scheduler, plans that are compared with and without graphs) is 50 computations or batches by the host, and its line or title
-// says so. Data is random everywhere.
+// A row is one operation through the public interface: a graph of at least 50 such nodes, one behind the other, on a
+// CUDA backend without fusion, so that everything the operation needs (conversions, quantizing, scratch) is in it, and
+// kernels overlap as they do in a user's graph (GCUDA_CUDA_PDL=0: they do not). It is captured into a CUDA graph; the
+// time is the median of the replays divided by the number of nodes. Launches of more than 20 ms each, of which 50 would
+// take more than a second, are fewer, and their rows say so. What no CUDA graph can hold (copies through host memory,
+// batches of a scheduler, plans that are compared with and without graphs) is 50 computations or batches by the host,
+// and its line or title says so. Data is random everywhere.
 //   rotated   copies of all buffers, together more than twice the L2 cache, in turn: in percent of the ceiling
 //   same      the same buffers again and again, as the reference was measured: in ratio to it, above 1 is faster
 // Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy and its scale, which is a copy with one
@@ -31,7 +31,7 @@
 #define COUNT(array) ((int) (sizeof(array) / sizeof((array)[0])))
 #define MIN_LAUNCHES 50
 #define MAX_LAUNCH_US 20000.0 // of which MIN_LAUNCHES are replayed all the same
-#define MAX_COPIES 1024 // of the buffers of small rows
+#define MAX_COPIES 1024       // of the buffers of small rows
 #define MAX_REPLAYS 200
 
 // =====================================================================================================================
@@ -39,8 +39,9 @@
 // =====================================================================================================================
 struct cublas {
     void * handle;
-    int (*gemm)(void * handle, int ta, int tb, int m, int n, int k, const void * alpha, const void * a, int a_type, int lda,
-        const void * b, int b_type, int ldb, const void * beta, void * c, int c_type, int ldc, int compute, int algo);
+    int (*gemm)(void * handle, int ta, int tb, int m, int n, int k, const void * alpha, const void * a, int a_type,
+        int lda, const void * b, int b_type, int ldb, const void * beta, void * c, int c_type, int ldc, int compute,
+        int algo);
 };
 
 struct bench {
@@ -108,10 +109,10 @@ struct row {
     struct gcuda_context * ctx;
     struct leaf leafs[10];
     int n_leafs;
-    double flop;   // 0: bytes count
+    double flop;         // 0: bytes count
     double product_flop; // of products, whatever counts
-    double extra;  // bytes moved besides whole leafs and the result
-    bool read_only; // the result hardly counts: percent of the reading ceiling
+    double extra;        // bytes moved besides whole leafs and the result
+    bool read_only;      // the result hardly counts: percent of the reading ceiling
 };
 
 // What stands after "key=", or NULL.
@@ -159,8 +160,8 @@ static enum gcuda_type type_of(const struct row * r, const char * key) {
     return GCUDA_TYPE_F32;
 }
 
-static struct gcuda_tensor * leaf(struct row * r, enum gcuda_type type, const int64_t ne[4], enum content content,
-    int64_t limit) {
+static struct gcuda_tensor * leaf(
+    struct row * r, enum gcuda_type type, const int64_t ne[4], enum content content, int64_t limit) {
     struct gcuda_tensor * t = gcuda_new_tensor(r->ctx, type, 4, ne);
     if (t != NULL && r->n_leafs < COUNT(r->leafs)) {
         r->leafs[r->n_leafs].t = t;
@@ -170,8 +171,8 @@ static struct gcuda_tensor * leaf(struct row * r, enum gcuda_type type, const in
     return t;
 }
 
-static struct gcuda_tensor * leaf4(struct row * r, enum gcuda_type type, enum content content, int64_t ne0, int64_t ne1,
-    int64_t ne2, int64_t ne3) {
+static struct gcuda_tensor * leaf4(
+    struct row * r, enum gcuda_type type, enum content content, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     return leaf(r, type, ne, content, 0);
 }
@@ -189,7 +190,8 @@ static struct gcuda_tensor * indices(struct row * r, int64_t ne0, int64_t ne1, i
 }
 
 typedef struct gcuda_tensor * (*map_fn)(struct gcuda_context * ctx, struct gcuda_tensor * a);
-typedef struct gcuda_tensor * (*binary_fn)(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+typedef struct gcuda_tensor * (*binary_fn)(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 static struct gcuda_tensor * binary(struct row * r, binary_fn fn) {
     int64_t ne[4], nr[4], big[4];
@@ -246,8 +248,11 @@ static struct gcuda_tensor * build_add1(struct row * r) {
 static struct gcuda_tensor * build_unary(struct row * r) { // its kind is what the text ends with
     struct gcuda_tensor * a = input(r, "type", "ne");
     int op = 0;
-    while (op < GCUDA_UNARY_OP_COUNT && strcmp(value(r, "op"), gcuda_unary_op_name((enum gcuda_unary_op) op)) != 0) { ++op; }
-    return op == GCUDA_UNARY_OP_XIELU ? gcuda_xielu(r->ctx, a, 0.8f, 0.8f, 0.5f, -1e-6f) : gcuda_unary(r->ctx, a, (enum gcuda_unary_op) op);
+    while (op < GCUDA_UNARY_OP_COUNT && strcmp(value(r, "op"), gcuda_unary_op_name((enum gcuda_unary_op) op)) != 0) {
+        ++op;
+    }
+    return op == GCUDA_UNARY_OP_XIELU ? gcuda_xielu(r->ctx, a, 0.8f, 0.8f, 0.5f, -1e-6f)
+                                      : gcuda_unary(r->ctx, a, (enum gcuda_unary_op) op);
 }
 static struct gcuda_tensor * build_sum(struct row * r) { return map(r, gcuda_sum); }
 static struct gcuda_tensor * build_sum_rows(struct row * r) { return map(r, gcuda_sum_rows); }
@@ -268,14 +273,18 @@ static struct gcuda_tensor * build_glu(struct row * r) {
     struct gcuda_tensor * a = input(r, "type", "ne_a");
     const bool is_split = strstr(r->text, ",split") != NULL;
     enum gcuda_glu_op op = GCUDA_GLU_OP_REGLU;
-    while (op < GCUDA_GLU_OP_COUNT && !is_named(r, gcuda_glu_op_name(op))) { op = (enum gcuda_glu_op) (op + 1); }
+    while (op < GCUDA_GLU_OP_COUNT && !is_named(r, gcuda_glu_op_name(op))) { op = (enum gcuda_glu_op)(op + 1); }
     if (op == GCUDA_GLU_OP_SWIGLU_OAI) { return gcuda_swiglu_oai(r->ctx, a, input(r, "type", "ne_a"), 1.702f, 7.0f); }
     return is_split ? gcuda_glu_split(r->ctx, a, input(r, "type", "ne_a"), op) : gcuda_glu(r->ctx, a, op, false);
 }
 
 static struct gcuda_tensor * build_norm(struct row * r) { return gcuda_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
-static struct gcuda_tensor * build_rms_norm(struct row * r) { return gcuda_rms_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
-static struct gcuda_tensor * build_l2_norm(struct row * r) { return gcuda_l2_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
+static struct gcuda_tensor * build_rms_norm(struct row * r) {
+    return gcuda_rms_norm(r->ctx, input(r, "type", "ne"), 1e-6f);
+}
+static struct gcuda_tensor * build_l2_norm(struct row * r) {
+    return gcuda_l2_norm(r->ctx, input(r, "type", "ne"), 1e-6f);
+}
 static struct gcuda_tensor * build_group_norm(struct row * r) {
     return gcuda_group_norm(r->ctx, input(r, "type", "ne"), (int) number(r, "groups", 32), 1e-6f);
 }
@@ -286,7 +295,8 @@ static struct gcuda_tensor * build_rms_norm_back(struct row * r) {
 
 static struct gcuda_tensor * build_soft_max(struct row * r) {
     struct gcuda_tensor * a = input(r, "type", "ne");
-    struct gcuda_tensor * mask = number(r, "mask", 0) ? leaf4(r, GCUDA_TYPE_F16, FLOATS, a->ne[0], a->ne[1], 1, 1) : NULL;
+    struct gcuda_tensor * mask =
+        number(r, "mask", 0) ? leaf4(r, GCUDA_TYPE_F16, FLOATS, a->ne[0], a->ne[1], 1, 1) : NULL;
     return gcuda_soft_max_ext(r->ctx, a, mask, 1.0f, 0.0f);
 }
 static struct gcuda_tensor * build_soft_max_back(struct row * r) {
@@ -303,8 +313,8 @@ static struct gcuda_tensor * build_rope(struct row * r) {
 static struct gcuda_tensor * build_rope_back(struct row * r) {
     struct gcuda_tensor * a = input(r, "type", "ne_a");
     struct gcuda_tensor * pos = leaf4(r, GCUDA_TYPE_I32, POSITIONS, a->ne[2], 1, 1, 1);
-    return gcuda_rope_ext_back(r->ctx, a, pos, NULL, (int) number(r, "n_dims", 128), (int) number(r, "mode", 0), 0, 1e4f, 1.0f, 0.0f, 1.0f,
-        0.0f, 0.0f);
+    return gcuda_rope_ext_back(r->ctx, a, pos, NULL, (int) number(r, "n_dims", 128), (int) number(r, "mode", 0), 0,
+        1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
 }
 
 static struct gcuda_tensor * build_get_rows(struct row * r) {
@@ -356,8 +366,8 @@ static struct gcuda_tensor * build_cross_entropy_loss_back(struct row * r) {
 static struct gcuda_tensor * build_opt_step_adamw(struct row * r) {
     int64_t ne[4];
     list(r, "ne", ne);
-    struct gcuda_tensor * a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
-    struct gcuda_tensor * m = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * v = leaf(r, GCUDA_TYPE_F32, ne, FRACTIONS, 0);
+    struct gcuda_tensor *a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), *grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
+    struct gcuda_tensor *m = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), *v = leaf(r, GCUDA_TYPE_F32, ne, FRACTIONS, 0);
     gcuda_set_param(a);
     r->extra = 3.0 * (double) gcuda_nbytes(a);
     return gcuda_opt_step_adamw(r->ctx, a, grad, m, v, leaf4(r, GCUDA_TYPE_F32, FRACTIONS, 7, 1, 1, 1));
@@ -365,7 +375,7 @@ static struct gcuda_tensor * build_opt_step_adamw(struct row * r) {
 static struct gcuda_tensor * build_opt_step_sgd(struct row * r) {
     int64_t ne[4];
     list(r, "ne", ne);
-    struct gcuda_tensor * a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
+    struct gcuda_tensor *a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), *grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
     gcuda_set_param(a);
     r->extra = (double) gcuda_nbytes(a);
     return gcuda_opt_step_sgd(r->ctx, a, grad, leaf4(r, GCUDA_TYPE_F32, FRACTIONS, 2, 1, 1, 1));
@@ -431,7 +441,7 @@ static struct gcuda_tensor * build_arange(struct row * r) {
 static struct gcuda_tensor * build_part(struct row * r, bool is_acc) {
     int64_t part[4];
     list(r, "part", part);
-    struct gcuda_tensor * a = input(r, "type", "ne"), * b = leaf(r, type_of(r, "type"), part, FLOATS, 0);
+    struct gcuda_tensor *a = input(r, "type", "ne"), *b = leaf(r, type_of(r, "type"), part, FLOATS, 0);
     return is_acc ? gcuda_acc(r->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], 0)
                   : gcuda_set(r->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], 0);
 }
@@ -453,7 +463,8 @@ static struct gcuda_tensor * build_pool_2d_back(struct row * r) {
     const enum gcuda_op_pool op = has(r, "pool", "avg") ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX;
     const int k = (int) number(r, "k", 2);
     struct gcuda_tensor * image = input(r, "type", "ne");
-    struct gcuda_tensor * grad = leaf4(r, image->type, FLOATS, image->ne[0] / k, image->ne[1] / k, image->ne[2], image->ne[3]);
+    struct gcuda_tensor * grad =
+        leaf4(r, image->type, FLOATS, image->ne[0] / k, image->ne[1] / k, image->ne[2], image->ne[3]);
     return gcuda_pool_2d_back(r->ctx, grad, image, op, k, k, k, k, 0.0f, 0.0f);
 }
 static struct gcuda_tensor * build_pool_1d(struct row * r) {
@@ -480,7 +491,7 @@ static struct gcuda_tensor * build_add_id(struct row * r) {
 
 // ---- convolutions ----
 static struct gcuda_tensor * build_conv_2d(struct row * r) {
-    struct gcuda_tensor * w = input(r, "type_kernel", "ne_kernel"), * x = input(r, "type", "ne_input");
+    struct gcuda_tensor *w = input(r, "type_kernel", "ne_kernel"), *x = input(r, "type", "ne_input");
     struct gcuda_tensor * y = gcuda_conv_2d_direct(r->ctx, w, x, 1, 1, 0, 0, 1, 1);
     if (y != NULL) { r->flop = 2.0 * (double) gcuda_nelements(y) * (double) (w->ne[0] * w->ne[1] * w->ne[2]); }
     return y;
@@ -500,12 +511,12 @@ static struct gcuda_tensor * build_conv_2d_dw(struct row * r) {
     return gcuda_conv_2d_dw_direct(r->ctx, kernel, leaf(r, GCUDA_TYPE_F32, x, FLOATS, 0), s, s, p, p, d, d);
 }
 static struct gcuda_tensor * build_conv_transpose_2d(struct row * r) {
-    struct gcuda_tensor * w = input(r, "kernel_type", "ne_kernel"), * x = input(r, "type", "ne_input");
+    struct gcuda_tensor *w = input(r, "kernel_type", "ne_kernel"), *x = input(r, "type", "ne_input");
     r->flop = 2.0 * (double) gcuda_nelements(x) * (double) (w->ne[0] * w->ne[1] * w->ne[2]);
     return gcuda_conv_transpose_2d_p0(r->ctx, w, x, (int) number(r, "stride", 1));
 }
 static struct gcuda_tensor * build_conv_transpose_1d(struct row * r) {
-    struct gcuda_tensor * w = input(r, "type", "ne_kernel"), * x = input(r, "type", "ne_input");
+    struct gcuda_tensor *w = input(r, "type", "ne_kernel"), *x = input(r, "type", "ne_input");
     r->flop = 2.0 * (double) gcuda_nelements(x) * (double) (w->ne[0] * w->ne[1]);
     return gcuda_conv_transpose_1d(r->ctx, w, x, (int) number(r, "stride", 1), 0, 1);
 }
@@ -513,14 +524,16 @@ static struct gcuda_tensor * build_im2col(struct row * r) {
     int64_t w[4];
     list(r, "ne_kernel", w);
     struct gcuda_tensor * kernel = leaf(r, type_of(r, "type_kernel"), w, UNCOUNTED, 0); // only its shape is used
-    return gcuda_im2col(r->ctx, kernel, input(r, "type_input", "ne_input"), 1, 1, 1, 1, 1, 1, true, type_of(r, "dst_type"));
+    return gcuda_im2col(
+        r->ctx, kernel, input(r, "type_input", "ne_input"), 1, 1, 1, 1, 1, 1, true, type_of(r, "dst_type"));
 }
 static struct gcuda_tensor * build_im2col_back(struct row * r) {
     int64_t w[4], x[4];
     list(r, "ne_kernel", w);
     list(r, "ne_input", x);
     struct gcuda_tensor * kernel = leaf(r, GCUDA_TYPE_F16, w, UNCOUNTED, 0);
-    struct gcuda_tensor * grad = leaf4(r, type_of(r, "type"), FLOATS, w[0] * w[1] * w[2], x[0] + 3 - w[0], x[1] + 3 - w[1], x[3]);
+    struct gcuda_tensor * grad =
+        leaf4(r, type_of(r, "type"), FLOATS, w[0] * w[1] * w[2], x[0] + 3 - w[0], x[1] + 3 - w[1], x[3]);
     return gcuda_im2col_back(r->ctx, grad, kernel, x, 1, 1, 1, 1, 1, 1, true);
 }
 static struct gcuda_tensor * build_im2col_3d(struct row * r) { // of one batch
@@ -540,15 +553,17 @@ static struct gcuda_tensor * build_ssm_scan(struct row * r) {
     const int64_t n = number(r, "d_state", 1), p = number(r, "head_dim", 1), h = number(r, "n_head", 1);
     const int64_t g = number(r, "n_group", 1), t = number(r, "n_seq_tokens", 1), s = number(r, "n_seqs", 1);
     struct gcuda_tensor * state = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, p, h, s);
-    struct gcuda_tensor * x = leaf4(r, GCUDA_TYPE_F32, FLOATS, p, h, t, s), * dt = leaf4(r, GCUDA_TYPE_F32, FLOATS, h, t, s, 1);
-    struct gcuda_tensor * a = leaf4(r, GCUDA_TYPE_F32, FLOATS, 1, h, 1, 1), * b = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, g, t, s);
+    struct gcuda_tensor *x = leaf4(r, GCUDA_TYPE_F32, FLOATS, p, h, t, s),
+                        *dt = leaf4(r, GCUDA_TYPE_F32, FLOATS, h, t, s, 1);
+    struct gcuda_tensor *a = leaf4(r, GCUDA_TYPE_F32, FLOATS, 1, h, 1, 1),
+                        *b = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, g, t, s);
     struct gcuda_tensor * c = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, g, t, s);
     return gcuda_ssm_scan(r->ctx, state, x, dt, a, b, c, leaf4(r, GCUDA_TYPE_I32, POSITIONS, s, 1, 1, 1));
 }
 
 // [Z, H, T] inputs and the state of S sequences.
 struct recurrence {
-    struct gcuda_tensor * in[6], * state;
+    struct gcuda_tensor *in[6], *state;
 };
 static struct recurrence recurrence(struct row * r, int n_inputs, enum content last) {
     const int64_t z = number(r, "head_size", 64), h = number(r, "head_count", 1), s = number(r, "n_seqs", 1);
@@ -577,7 +592,7 @@ static struct gcuda_tensor * build_gated_linear_attn(struct row * r) {
 
 // ---- products ----
 static struct gcuda_tensor * build_solve_tri(struct row * r) {
-    struct gcuda_tensor * a = input(r, "type", "ne_lhs"), * b = input(r, "type", "ne_rhs");
+    struct gcuda_tensor *a = input(r, "type", "ne_lhs"), *b = input(r, "type", "ne_rhs");
     r->flop = (double) gcuda_nelements(b) * (double) a->ne[0];
     return gcuda_solve_tri(r->ctx, a, b, true, true, false);
 }
@@ -602,7 +617,7 @@ static struct gcuda_tensor * build_mul_mat_id(struct row * r) {
     const int64_t e = number(r, "E", 1), u = number(r, "U", 1), m = number(r, "m", 1), k = number(r, "k", 1);
     const int64_t n = number(r, "n", 1);
     struct gcuda_tensor * as = leaf4(r, type_of(r, "type"), UNCOUNTED, k, m, e, 1);
-    struct gcuda_tensor * b = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, 1, n, 1), * ids = indices(r, u, n, e);
+    struct gcuda_tensor *b = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, 1, n, 1), *ids = indices(r, u, n, e);
     // experts that random choices touch, in the mean
     const double touched = (double) e * (1.0 - pow(1.0 - (double) u / (double) e, (double) n));
     r->extra = touched * (double) (gcuda_row_size(as->type, k) * (size_t) m);
@@ -623,11 +638,15 @@ static struct gcuda_tensor * build_flash_attn_ext(struct row * r) {
     return gcuda_flash_attn_ext(r->ctx, q, keys, values, mask, 1.0f / sqrtf((float) k), 0.0f, 0.0f);
 }
 
-static struct gcuda_tensor * build_flash_attn_ext_back(struct row * r) { // products of the formula, of which the kernels compute 7
-    const int64_t k = number(r, "hsk", 64), nh = number(r, "nh", 1), nr = number(r, "nr", 1), kv = number(r, "kv", 1), n = number(r, "nb", 1);
+// products of the formula, of which the kernels compute 7
+static struct gcuda_tensor * build_flash_attn_ext_back(struct row * r) {
+    const int64_t k = number(r, "hsk", 64), nh = number(r, "nh", 1), nr = number(r, "nr", 1), kv = number(r, "kv", 1),
+                  n = number(r, "nb", 1);
     struct gcuda_tensor * q = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, n, nh * nr, 1);
-    struct gcuda_tensor * keys = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1), * values = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1);
-    struct gcuda_tensor * y = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1), * dy = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1);
+    struct gcuda_tensor *keys = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1),
+                        *values = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1);
+    struct gcuda_tensor *y = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1),
+                        *dy = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, nh * nr, n, 1);
     r->flop = 5.0 * 2.0 * (double) (n * kv) * (double) k * (double) (nh * nr);
     return gcuda_flash_attn_ext_back(r->ctx, q, keys, values, y, dy, NULL, NULL, 1.0f / sqrtf((float) k), 0.0f, 0.0f);
 }
@@ -636,35 +655,94 @@ static const struct {
     const char * name;
     struct gcuda_tensor * (*build)(struct row * r);
 } builders[] = {
-    { "ACC", build_acc }, { "ADD", build_add }, { "ADD1", build_add1 }, { "ADD_ID", build_add_id },
-    { "ARANGE", build_arange }, { "ARGMAX", build_argmax }, { "ARGSORT", build_argsort }, { "CLAMP", build_clamp },
-    { "CONCAT", build_concat }, { "CONT", build_cont }, { "CONV_2D", build_conv_2d },
-    { "CONV_2D_DW", build_conv_2d_dw }, { "CONV_TRANSPOSE_1D", build_conv_transpose_1d },
-    { "CONV_TRANSPOSE_2D", build_conv_transpose_2d }, { "COS", build_cos }, { "COUNT_EQUAL", build_count_equal },
-    { "CPY", build_cpy }, { "CROSS_ENTROPY_LOSS", build_cross_entropy_loss },
-    { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back }, { "CUMSUM", build_cumsum }, { "DIAG", build_diag },
-    { "DIAG_MASK_INF", build_diag_mask_inf }, { "DIAG_MASK_ZERO", build_diag_mask_zero }, { "DIV", build_div },
-    { "DUP", build_dup }, { "FILL", build_fill }, { "FLASH_ATTN_EXT", build_flash_attn_ext },
+    { "ACC", build_acc },
+    { "ADD", build_add },
+    { "ADD1", build_add1 },
+    { "ADD_ID", build_add_id },
+    { "ARANGE", build_arange },
+    { "ARGMAX", build_argmax },
+    { "ARGSORT", build_argsort },
+    { "CLAMP", build_clamp },
+    { "CONCAT", build_concat },
+    { "CONT", build_cont },
+    { "CONV_2D", build_conv_2d },
+    { "CONV_2D_DW", build_conv_2d_dw },
+    { "CONV_TRANSPOSE_1D", build_conv_transpose_1d },
+    { "CONV_TRANSPOSE_2D", build_conv_transpose_2d },
+    { "COS", build_cos },
+    { "COUNT_EQUAL", build_count_equal },
+    { "CPY", build_cpy },
+    { "CROSS_ENTROPY_LOSS", build_cross_entropy_loss },
+    { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back },
+    { "CUMSUM", build_cumsum },
+    { "DIAG", build_diag },
+    { "DIAG_MASK_INF", build_diag_mask_inf },
+    { "DIAG_MASK_ZERO", build_diag_mask_zero },
+    { "DIV", build_div },
+    { "DUP", build_dup },
+    { "FILL", build_fill },
+    { "FLASH_ATTN_EXT", build_flash_attn_ext },
     { "FLASH_ATTN_EXT_BACK", build_flash_attn_ext_back },
-    { "GATED_LINEAR_ATTN", build_gated_linear_attn }, { "GEGLU", build_glu }, { "GEGLU_ERF", build_glu },
-    { "GEGLU_QUICK", build_glu }, { "GELU", build_gelu }, { "GET_ROWS", build_get_rows },
-    { "GET_ROWS_BACK", build_get_rows_back }, { "GROUP_NORM", build_group_norm }, { "IM2COL", build_im2col },
-    { "IM2COL_3D", build_im2col_3d }, { "IM2COL_BACK", build_im2col_back }, { "L2_NORM", build_l2_norm },
-    { "LEAKY_RELU", build_leaky_relu }, { "LOG", build_log }, { "MEAN", build_mean }, { "MUL", build_mul },
-    { "MUL_MAT", build_mul_mat }, { "MUL_MAT_ID", build_mul_mat_id }, { "NORM", build_norm },
-    { "OPT_STEP_ADAMW", build_opt_step_adamw }, { "OPT_STEP_SGD", build_opt_step_sgd }, { "OUT_PROD", build_out_prod },
-    { "PAD", build_pad }, { "PAD_REFLECT_1D", build_pad_reflect_1d }, { "POOL_1D", build_pool_1d },
-    { "POOL_2D", build_pool_2d }, { "POOL_2D_BACK", build_pool_2d_back }, { "REGLU", build_glu },
-    { "REPEAT", build_repeat }, { "REPEAT_BACK", build_repeat_back }, { "RMS_NORM", build_rms_norm },
-    { "RMS_NORM_BACK", build_rms_norm_back }, { "ROLL", build_roll }, { "ROPE", build_rope },
-    { "ROPE_BACK", build_rope_back }, { "RWKV_WKV6", build_rwkv_wkv6 }, { "RWKV_WKV7", build_rwkv_wkv7 },
-    { "SCALE", build_scale }, { "SET", build_set }, { "SET_ROWS", build_set_rows }, { "SILU", build_silu },
-    { "SILU_BACK", build_silu_back }, { "SIN", build_sin }, { "SOFT_MAX", build_soft_max },
-    { "SOFT_MAX_BACK", build_soft_max_back }, { "SOLVE_TRI", build_solve_tri }, { "SQR", build_sqr },
-    { "SQRT", build_sqrt }, { "SSM_CONV", build_ssm_conv }, { "SSM_SCAN", build_ssm_scan }, { "SUB", build_sub },
-    { "SUM", build_sum }, { "SUM_ROWS", build_sum_rows }, { "SWIGLU", build_glu }, { "SWIGLU_OAI", build_glu },
-    { "TIMESTEP_EMBEDDING", build_timestep_embedding }, { "TOP_K", build_top_k }, { "TRI", build_tri },
-    { "UNARY", build_unary }, { "UPSCALE", build_upscale },
+    { "GATED_LINEAR_ATTN", build_gated_linear_attn },
+    { "GEGLU", build_glu },
+    { "GEGLU_ERF", build_glu },
+    { "GEGLU_QUICK", build_glu },
+    { "GELU", build_gelu },
+    { "GET_ROWS", build_get_rows },
+    { "GET_ROWS_BACK", build_get_rows_back },
+    { "GROUP_NORM", build_group_norm },
+    { "IM2COL", build_im2col },
+    { "IM2COL_3D", build_im2col_3d },
+    { "IM2COL_BACK", build_im2col_back },
+    { "L2_NORM", build_l2_norm },
+    { "LEAKY_RELU", build_leaky_relu },
+    { "LOG", build_log },
+    { "MEAN", build_mean },
+    { "MUL", build_mul },
+    { "MUL_MAT", build_mul_mat },
+    { "MUL_MAT_ID", build_mul_mat_id },
+    { "NORM", build_norm },
+    { "OPT_STEP_ADAMW", build_opt_step_adamw },
+    { "OPT_STEP_SGD", build_opt_step_sgd },
+    { "OUT_PROD", build_out_prod },
+    { "PAD", build_pad },
+    { "PAD_REFLECT_1D", build_pad_reflect_1d },
+    { "POOL_1D", build_pool_1d },
+    { "POOL_2D", build_pool_2d },
+    { "POOL_2D_BACK", build_pool_2d_back },
+    { "REGLU", build_glu },
+    { "REPEAT", build_repeat },
+    { "REPEAT_BACK", build_repeat_back },
+    { "RMS_NORM", build_rms_norm },
+    { "RMS_NORM_BACK", build_rms_norm_back },
+    { "ROLL", build_roll },
+    { "ROPE", build_rope },
+    { "ROPE_BACK", build_rope_back },
+    { "RWKV_WKV6", build_rwkv_wkv6 },
+    { "RWKV_WKV7", build_rwkv_wkv7 },
+    { "SCALE", build_scale },
+    { "SET", build_set },
+    { "SET_ROWS", build_set_rows },
+    { "SILU", build_silu },
+    { "SILU_BACK", build_silu_back },
+    { "SIN", build_sin },
+    { "SOFT_MAX", build_soft_max },
+    { "SOFT_MAX_BACK", build_soft_max_back },
+    { "SOLVE_TRI", build_solve_tri },
+    { "SQR", build_sqr },
+    { "SQRT", build_sqrt },
+    { "SSM_CONV", build_ssm_conv },
+    { "SSM_SCAN", build_ssm_scan },
+    { "SUB", build_sub },
+    { "SUM", build_sum },
+    { "SUM_ROWS", build_sum_rows },
+    { "SWIGLU", build_glu },
+    { "SWIGLU_OAI", build_glu },
+    { "TIMESTEP_EMBEDDING", build_timestep_embedding },
+    { "TOP_K", build_top_k },
+    { "TRI", build_tri },
+    { "UNARY", build_unary },
+    { "UPSCALE", build_upscale },
 };
 
 static struct gcuda_tensor * build(struct row * r) {
@@ -732,7 +810,7 @@ static void fill(const struct leaf * l) {
     const size_t n_bytes = gcuda_nbytes(l->t), block = gcuda_type_size(l->t->type);
     const size_t part = (size_t) 1 << 20;
     size_t done = l->t->type == GCUDA_TYPE_I32 || n_bytes < part ? n_bytes : part / block * block;
-    char * host = (char *) malloc(done + 1), * at = (char *) l->t->data;
+    char *host = (char *) malloc(done + 1), *at = (char *) l->t->data;
     if (host == NULL) { stop("malloc"); }
     fill_host(l, host, done);
     CUDA(cudaMemcpy(at, host, done, cudaMemcpyHostToDevice));
@@ -790,8 +868,8 @@ static struct timing time_series(struct bench * b, enqueue_fn enqueue, enqueue_f
     }
     const double once = fmax(elapsed_us(b), 1.0);
     int n = MIN_LAUNCHES;
-    if (once > MAX_LAUNCH_US) { n = (int) (10.0 * b->max_us / once); } // 50 of these would take too long
-    if (once * n < 0.1 * b->max_us) { n = (int) (0.1 * b->max_us / once); }   // and of these many fit
+    if (once > MAX_LAUNCH_US) { n = (int) (10.0 * b->max_us / once); }      // 50 of these would take too long
+    if (once * n < 0.1 * b->max_us) { n = (int) (0.1 * b->max_us / once); } // and of these many fit
     n = n < 2 ? 2 : n;
     n = (n + n_copies - 1) / n_copies * n_copies; // every copy as often as the others
     CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
@@ -844,7 +922,9 @@ static bool is_view_op(enum gcuda_op op) {
 // Whether all before the last node are views.
 static bool has_one_kernel(struct gcuda_cgraph * graph) {
     bool is_so = true;
-    for (int i = 0; i + 1 < gcuda_graph_n_nodes(graph); ++i) { is_so = is_so && is_view_op(gcuda_graph_node(graph, i)->op); }
+    for (int i = 0; i + 1 < gcuda_graph_n_nodes(graph); ++i) {
+        is_so = is_so && is_view_op(gcuda_graph_node(graph, i)->op);
+    }
     return is_so;
 }
 
@@ -879,8 +959,8 @@ static void row_free(struct gcuda_context * ctx, gcuda_backend_buffer_t buffer) 
 }
 
 // Copies of the row in one context: enough to pass twice the L2 cache, at least two.
-static int build_copies(struct row * r, struct gcuda_tensor * first, struct leaf (*leafs)[10], struct gcuda_cgraph ** graphs,
-    size_t set_bytes) {
+static int build_copies(struct row * r, struct gcuda_tensor * first, struct leaf (*leafs)[10],
+    struct gcuda_cgraph ** graphs, size_t set_bytes) {
     const size_t wanted = 2 * r->b->l2_bytes / (set_bytes + 1) + 2;
     const int n = wanted > MAX_COPIES ? MAX_COPIES : (int) wanted;
     struct gcuda_tensor * y = first;
@@ -903,7 +983,8 @@ static void rate(struct bench * b, const struct row * r, double bytes, struct re
     out->ceiling = r->flop > 0.0 ? "gemm" : r->read_only ? "read" : "copy";
     out->percent = ceiling > 0.0 ? 100.0 * (r->flop > 0.0 ? out->tflops : out->gbs) / ceiling : 0.0;
     if (r->product_flop > 0.0 && b->read_gbs > 0.0 && b->gemm_tflops > 0.0) {
-        const double share = r->flop > 0.0 ? out->gbs / b->read_gbs : r->product_flop / out->rotated.us * 1e-6 / b->gemm_tflops;
+        const double share =
+            r->flop > 0.0 ? out->gbs / b->read_gbs : r->product_flop / out->rotated.us * 1e-6 / b->gemm_tflops;
         snprintf(out->other, sizeof out->other, "%.1f%% %s", 100.0 * share, r->flop > 0.0 ? "read" : "gemm");
     }
 }
@@ -950,7 +1031,8 @@ static bool measure(struct bench * b, const char * text, struct result * out) {
     out->same = time_series(b, enqueue_graph, series, &same, 1);
     if (gcuda_backend_synchronize(b->backend) != GCUDA_STATUS_SUCCESS) { stop(text); }
     if (out->same.n_launches < MIN_LAUNCHES) {
-        snprintf(out->note, sizeof out->note, "%d launches: %d take more than a second", out->same.n_launches, MIN_LAUNCHES);
+        snprintf(
+            out->note, sizeof out->note, "%d launches: %d take more than a second", out->same.n_launches, MIN_LAUNCHES);
     }
     rate(b, &r, bytes, out);
     row_free(r.ctx, buffer);
@@ -958,13 +1040,19 @@ static bool measure(struct bench * b, const char * text, struct result * out) {
 }
 
 static void json_row(struct bench * b, const char * text, double target, const struct result * r) {
-    fprintf(b->json, "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"us_same\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, ",
+    fprintf(b->json,
+        "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"us_same\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, ",
         b->n_rows > 1 ? "," : "", text, r->rotated.us, r->same.us, r->gbs, r->tflops);
-    fprintf(b->json, "\"percent\": %.1f, \"ceiling\": \"%s\", \"target_us\": %.2f, \"ratio\": %.3f, \"launches\": %d, \"product\": \"%s\"}",
-        r->percent, r->ceiling ? r->ceiling : "", target, r->same.us > 0.0 ? target / r->same.us : 0.0, r->same.n_launches, b->product);
+    fprintf(b->json,
+        "\"percent\": %.1f, \"ceiling\": \"%s\", \"target_us\": %.2f, \"ratio\": "
+        "%.3f, \"launches\": %d, \"product\": \"%s\"}",
+        r->percent, r->ceiling ? r->ceiling : "", target, r->same.us > 0.0 ? target / r->same.us : 0.0,
+        r->same.n_launches, b->product);
 }
 
-static bool wanted(const struct bench * b, const char * text) { return b->filter == NULL || strstr(text, b->filter) != NULL; }
+static bool wanted(const struct bench * b, const char * text) {
+    return b->filter == NULL || strstr(text, b->filter) != NULL;
+}
 
 static void run_row(struct bench * b, const struct bench_target * t, bool counts) {
     struct result r;
@@ -988,8 +1076,8 @@ static void run_row(struct bench * b, const struct bench_target * t, bool counts
             b->n_ratios++;
         }
     }
-    printf("%10.2f %9s %6.1f%% %-4s %11s %10.2f %9s %6s  %s%s%s\n", r.rotated.us, speed, r.percent, r.ceiling, r.other, r.same.us,
-        target, ratio, t->name, r.note[0] ? "   * " : "", r.note);
+    printf("%10.2f %9s %6.1f%% %-4s %11s %10.2f %9s %6s  %s%s%s\n", r.rotated.us, speed, r.percent, r.ceiling, r.other,
+        r.same.us, target, ratio, t->name, r.note[0] ? "   * " : "", r.note);
     fflush(stdout);
 }
 
@@ -1002,8 +1090,8 @@ static void run_table(struct bench * b, const char * title, const struct bench_t
             continue;
         }
         if (is_first) {
-            printf("\n%s\n%10s %9s %7s %-4s %11s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate", "", "of",
-                "and of", "same us", "target us", "ratio");
+            printf("\n%s\n%10s %9s %7s %-4s %11s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate",
+                "", "of", "and of", "same us", "target us", "ratio");
             is_first = false;
         }
         run_row(b, &rows[i], counts);
@@ -1020,7 +1108,7 @@ static void open_cublas(struct bench * b) {
     int (*create)(void ** handle) = NULL;
     int (*set_stream)(void * handle, cudaStream_t stream) = NULL;
     int (*set_workspace)(void * handle, void * memory, size_t size) = NULL;
-    void * library = NULL, * memory = NULL;
+    void *library = NULL, *memory = NULL;
     for (int i = 0; i < COUNT(names) && library == NULL; ++i) { library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL); }
     if (library == NULL) { return; }
     *(void **) (&create) = dlsym(library, "cublasCreate_v2");
@@ -1039,14 +1127,14 @@ static void open_cublas(struct bench * b) {
 struct product {
     struct bench * b;
     int type, m, n, k;
-    char * a, * x, * y;
+    char *a, *x, *y;
 };
 static void enqueue_product(void * user, int i) {
     const struct product * p = (const struct product *) user;
     const float one = 1.0f, zero = 0.0f;
     (void) i;
-    if (p->b->blas.gemm(p->b->blas.handle, OP_T, OP_N, p->m, p->n, p->k, &one, p->a, p->type, p->k, p->x, p->type, p->k, &zero,
-            p->y, p->type, p->m, COMPUTE_32F, -1) != 0) {
+    if (p->b->blas.gemm(p->b->blas.handle, OP_T, OP_N, p->m, p->n, p->k, &one, p->a, p->type, p->k, p->x, p->type, p->k,
+            &zero, p->y, p->type, p->m, COMPUTE_32F, -1) != 0) {
         gcuda_set_last_error(GCUDA_STATUS_FAILED, "cublasGemmEx failed");
         stop("cuBLAS");
     }
@@ -1082,7 +1170,7 @@ static double cublas_us(struct bench * b, int type, int m, int n, int k) {
 
 struct memory_copy {
     struct bench * b;
-    char * src, * dst;
+    char *src, *dst;
     size_t size;
 };
 static void enqueue_copy(void * user, int i) {
@@ -1108,7 +1196,8 @@ static void ceilings(struct bench * b) {
     printf("ceilings\n");
     struct memory_copy c = { b, device_floats(GCUDA_TYPE_F32, (int64_t) b->big / 4), NULL, b->big };
     CUDA(cudaMalloc((void **) &c.dst, b->big));
-    better(&b->copy_gbs, 2.0 * (double) b->big / time_launches(b, enqueue_copy, &c, 1).us * 1e-3, "GB/s  ", "cudaMemcpyAsync");
+    better(&b->copy_gbs, 2.0 * (double) b->big / time_launches(b, enqueue_copy, &c, 1).us * 1e-3, "GB/s  ",
+        "cudaMemcpyAsync");
     CUDA(cudaFree(c.src));
     CUDA(cudaFree(c.dst));
     snprintf(text, sizeof text, "CPY type_src=f32,type_dst=f32,ne_src=[8192,%zu]", rows);
@@ -1130,10 +1219,14 @@ static void ceilings(struct bench * b) {
     better(&b->gemm_tflops, flop / cublas_us(b, R_16F, n, n, n) * 1e-6, "TFLOP/s", "cuBLAS F16, 8192^3");
     double other = 0.0; // not the ceiling, but what the issues compare with
     better(&other, flop / cublas_us(b, R_16BF, n, n, n) * 1e-6, "TFLOP/s", "cuBLAS BF16, 8192^3");
-    better(&other, tall * 512.0 / cublas_us(b, R_16F, 4096, 512, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=512,k=14336");
-    better(&other, tall * 2048.0 / cublas_us(b, R_16F, 4096, 2048, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=2048,k=14336");
-    better(&other, tall * 512.0 / cublas_us(b, R_16BF, 4096, 512, 14336) * 1e-6, "TFLOP/s", "cuBLAS BF16, m=4096,n=512,k=14336");
-    better(&other, tall * 2048.0 / cublas_us(b, R_16BF, 4096, 2048, 14336) * 1e-6, "TFLOP/s", "cuBLAS BF16, m=4096,n=2048,k=14336");
+    better(&other, tall * 512.0 / cublas_us(b, R_16F, 4096, 512, 14336) * 1e-6, "TFLOP/s",
+        "cuBLAS F16, m=4096,n=512,k=14336");
+    better(&other, tall * 2048.0 / cublas_us(b, R_16F, 4096, 2048, 14336) * 1e-6, "TFLOP/s",
+        "cuBLAS F16, m=4096,n=2048,k=14336");
+    better(&other, tall * 512.0 / cublas_us(b, R_16BF, 4096, 512, 14336) * 1e-6, "TFLOP/s",
+        "cuBLAS BF16, m=4096,n=512,k=14336");
+    better(&other, tall * 2048.0 / cublas_us(b, R_16BF, 4096, 2048, 14336) * 1e-6, "TFLOP/s",
+        "cuBLAS BF16, m=4096,n=2048,k=14336");
 }
 
 // =====================================================================================================================
@@ -1164,10 +1257,16 @@ static gcuda_status launch_add(const struct launching * l) { return gcuda_launch
 static gcuda_status launch_rms_norm(const struct launching * l) { return gcuda_launch_rms_norm(&l->norm, l->stream); }
 static gcuda_status launch_cpy(const struct launching * l) { return gcuda_launch_cpy(&l->cpy, l->stream); }
 static gcuda_status launch_glu(const struct launching * l) { return gcuda_launch_glu(&l->glu, l->stream); }
-static gcuda_status launch_soft_max(const struct launching * l) { return gcuda_launch_soft_max(&l->soft_max, l->stream); }
+static gcuda_status launch_soft_max(const struct launching * l) {
+    return gcuda_launch_soft_max(&l->soft_max, l->stream);
+}
 static gcuda_status launch_rope(const struct launching * l) { return gcuda_launch_rope(&l->rope, l->stream); }
-static gcuda_status launch_get_rows(const struct launching * l) { return gcuda_launch_get_rows(&l->get_rows, l->stream); }
-static gcuda_status launch_set_rows(const struct launching * l) { return gcuda_launch_set_rows(&l->set_rows, l->stream); }
+static gcuda_status launch_get_rows(const struct launching * l) {
+    return gcuda_launch_get_rows(&l->get_rows, l->stream);
+}
+static gcuda_status launch_set_rows(const struct launching * l) {
+    return gcuda_launch_set_rows(&l->set_rows, l->stream);
+}
 static gcuda_status launch_sum_rows(const struct launching * l) { return gcuda_launch_sum_rows(&l->reduce, l->stream); }
 static gcuda_status launch_argsort(const struct launching * l) { return gcuda_launch_argsort(&l->sort, l->stream); }
 static gcuda_status launch_empty(const struct launching * l) {
@@ -1215,17 +1314,20 @@ static struct gcuda_array small_array(char * data) {
     return a;
 }
 
-// A row of 256 for each of them: memory[0..] is read, [1024..] written, [2048..] holds indices of 0, [4096..] is scratch.
+// A row of 256 for each of them: memory[0..] is read, [1024..] written, [2048..] holds indices of 0, [4096..] is
+// scratch.
 static void small_args(struct launching * l, char * memory) {
     const struct gcuda_array x = small_array(memory), y = small_array(memory + 1024 * sizeof(float));
-    struct gcuda_array one = small_array(memory + 2048 * sizeof(float)), sum = small_array(memory + 1024 * sizeof(float)), order = y;
+    struct gcuda_array one = small_array(memory + 2048 * sizeof(float)),
+                       sum = small_array(memory + 1024 * sizeof(float)), order = y;
     one.ne[0] = sum.ne[0] = 1;
     one.nb[1] = one.nb[2] = one.nb[3] = sum.nb[1] = sum.nb[2] = sum.nb[3] = 4;
     one.type = order.type = GCUDA_TYPE_I32;
     l->scale.x = l->scale.y = l->add.a = l->add.b = l->add.y = l->norm.x = l->norm.y = x;
     l->scale.p[0] = l->soft_max.scale = l->rope.freq_scale = l->rope.attn_factor = 1.0f;
     l->norm.eps = 1e-6f;
-    l->cpy.x = l->glu.x = l->glu.g = l->soft_max.x = l->rope.x = l->get_rows.x = l->set_rows.x = l->reduce.x = l->sort.x = x;
+    l->cpy.x = l->glu.x = l->glu.g = l->soft_max.x = l->rope.x = l->get_rows.x = l->set_rows.x = l->reduce.x =
+        l->sort.x = x;
     l->cpy.y = l->glu.y = l->soft_max.y = l->rope.y = l->get_rows.y = l->set_rows.y = y;
     l->glu.op = GCUDA_GLU_OP_SWIGLU;
     l->rope.pos = l->get_rows.ids = l->set_rows.ids = one;
@@ -1233,7 +1335,8 @@ static void small_args(struct launching * l, char * memory) {
     l->rope.freq_base = 1e4f;
     l->reduce.y = sum;
     l->sort.y = order;
-    l->norm.scratch = l->soft_max.scratch = l->set_rows.scratch = l->reduce.scratch = l->sort.scratch = memory + 4096 * sizeof(float);
+    l->norm.scratch = l->soft_max.scratch = l->set_rows.scratch = l->reduce.scratch = l->sort.scratch =
+        memory + 4096 * sizeof(float);
 }
 
 static void launches(struct bench * b) {
@@ -1244,7 +1347,8 @@ static void launches(struct bench * b) {
     l.stream = b->stream;
     CUDA(cudaMemset(memory + 2048 * sizeof(float), 0, 1024));
     small_args(&l, memory);
-    printf("\nhost time of a launch, us (256 floats); first: the first one of this process with its kernel, ms, which loads its code\n");
+    printf("\nhost time of a launch, us (256 floats); first: the first one of this process with "
+           "its kernel, ms, which loads its code\n");
 #if HAS_LIBRARY
     static const char empty[] = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
     cudaLibrary_t library;
@@ -1261,14 +1365,16 @@ static void launches(struct bench * b) {
     const struct {
         const char * name;
         gcuda_status (*launch)(const struct launching *);
-    } kinds[] = { { "scale", launch_scale }, { "add", launch_add }, { "rms_norm", launch_rms_norm }, { "cpy", launch_cpy },
-        { "glu", launch_glu }, { "soft_max", launch_soft_max }, { "rope", launch_rope }, { "get_rows", launch_get_rows },
-        { "set_rows", launch_set_rows }, { "sum_rows", launch_sum_rows }, { "argsort", launch_argsort } };
+    } kinds[] = { { "scale", launch_scale }, { "add", launch_add }, { "rms_norm", launch_rms_norm },
+        { "cpy", launch_cpy }, { "glu", launch_glu }, { "soft_max", launch_soft_max }, { "rope", launch_rope },
+        { "get_rows", launch_get_rows }, { "set_rows", launch_set_rows }, { "sum_rows", launch_sum_rows },
+        { "argsort", launch_argsort } };
     b->us_bare = bare;
     for (int i = 0; i < COUNT(kinds); ++i) {
         const double first = first_ms(kinds[i].launch, &l), us = host_us(b, kinds[i].launch, &l);
         printf("  %6.2f  %+5.2f  first %7.2f  gcuda_launch_%s\n", us, us - bare, first, kinds[i].name);
-        b->n_host += snprintf(b->host + b->n_host, sizeof b->host - (size_t) b->n_host, ", \"%s\": %.3f", kinds[i].name, us);
+        b->n_host +=
+            snprintf(b->host + b->n_host, sizeof b->host - (size_t) b->n_host, ", \"%s\": %.3f", kinds[i].name, us);
     }
     CUDA(cudaFree(memory));
 }
@@ -1277,10 +1383,11 @@ static void launches(struct bench * b) {
 // >>stack   decoder blocks without their attention, each with weights of its own: what fusion and CUDA graphs are worth
 // =====================================================================================================================
 // 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128.
-// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks beside each other, and
-// chains of element-wise operations.
+// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks beside each
+// other, and chains of element-wise operations.
 enum stack_kind { BLOCKS, CACHING, TOWERS, CHAINS };
-enum { STACK_CACHE = 512, STACK_TOWERS = 4, STACK_PARTS = 4 }; // rows of a cache; stacks beside each other; devices that one is dealt out to
+// rows of a cache; stacks beside each other; devices that one is dealt out to
+enum { STACK_CACHE = 512, STACK_TOWERS = 4, STACK_PARTS = 4 };
 
 struct stack {
     const char * name;
@@ -1292,21 +1399,27 @@ struct stack {
 };
 
 struct stack_mode {
-    bool has_fusion, has_graphs, has_overlap, has_lanes, moves; // lanes: concurrency. The caches' views are elsewhere with every run
+    // lanes: concurrency. The caches' views are elsewhere with every run
+    bool has_fusion, has_graphs, has_overlap, has_lanes, moves;
 };
 
 struct stack_graph {
     const struct stack * s;
-    struct gcuda_context * weights, * ctx; // weights: of the blocks that are made just now
+    struct gcuda_context *weights, *ctx; // weights: of the blocks that are made just now
     gcuda_gallocr_t alloc;
-    struct { struct gcuda_context * weights; gcuda_backend_buffer_t buffer; } parts[STACK_PARTS]; // one block after another, by device
+    // one block after another, by device
+    struct {
+        struct gcuda_context * weights;
+        gcuda_backend_buffer_t buffer;
+    } parts[STACK_PARTS];
     int n_parts;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor * x;
     double bytes; // of weights that are read; of chains: of all operands and results
 };
 
-static struct gcuda_tensor * stack_weight(struct stack_graph * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+static struct gcuda_tensor * stack_weight(
+    struct stack_graph * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
     struct gcuda_tensor * w = gcuda_new_tensor_3d(g->weights, type, ne0, ne1, ne2);
     const int64_t read = ne2 > 1 ? 8 : 1; // experts
     if (w == NULL) { stop("stack"); }
@@ -1339,15 +1452,20 @@ static struct gcuda_tensor * stack_cached(struct stack_graph * g, struct gcuda_t
 static void stack_move(const struct stack_graph * g, int row) {
     for (int i = 0; i < gcuda_graph_n_nodes(g->graph); ++i) {
         struct gcuda_tensor * t = gcuda_graph_node(g->graph, i);
-        if (t->op != GCUDA_OP_VIEW || t->view_src->type != GCUDA_TYPE_F16 || t->view_src->ne[1] != STACK_CACHE) { continue; }
-        if (gcuda_graph_move_view(g->graph, t, (size_t) row * t->view_src->nb[1]) != GCUDA_STATUS_SUCCESS) { stop("a cache's view"); }
+        if (t->op != GCUDA_OP_VIEW || t->view_src->type != GCUDA_TYPE_F16 || t->view_src->ne[1] != STACK_CACHE) {
+            continue;
+        }
+        if (gcuda_graph_move_view(g->graph, t, (size_t) row * t->view_src->nb[1]) != GCUDA_STATUS_SUCCESS) {
+            stop("a cache's view");
+        }
     }
 }
 
 // Eight operations, with two operands of the size of what goes through them.
 static struct gcuda_tensor * stack_chain(struct stack_graph * g, struct gcuda_tensor * x) {
     struct gcuda_context * c = g->ctx;
-    struct gcuda_tensor * a = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1), * w = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1);
+    struct gcuda_tensor *a = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1),
+                        *w = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1);
     g->bytes += 2.0 * (double) gcuda_nbytes(x);
     struct gcuda_tensor * y = gcuda_silu(c, gcuda_mul(c, gcuda_add(c, gcuda_scale(c, x, 0.5f), a), w));
     return gcuda_tanh(c, gcuda_scale(c, gcuda_sub(c, gcuda_mul(c, y, a), w), 0.25f));
@@ -1355,7 +1473,7 @@ static struct gcuda_tensor * stack_chain(struct stack_graph * g, struct gcuda_te
 
 // Queries take the place of what attention makes of them; keys and values are made and end there.
 static struct gcuda_tensor * stack_attention(struct stack_graph * g, struct gcuda_tensor * x) {
-    struct gcuda_tensor * h = stack_norm(g, x), * q = stack_product(g, h, g->s->width);
+    struct gcuda_tensor *h = stack_norm(g, x), *q = stack_product(g, h, g->s->width);
     for (int i = 0; i < 2; ++i) {
         struct gcuda_tensor * kv = stack_product(g, h, g->s->kv);
         kv = g->s->kind == CACHING ? stack_cached(g, kv) : kv;
@@ -1367,7 +1485,8 @@ static struct gcuda_tensor * stack_attention(struct stack_graph * g, struct gcud
 }
 
 static struct gcuda_tensor * stack_dense(struct stack_graph * g, struct gcuda_tensor * x) {
-    struct gcuda_tensor * h = stack_norm(g, x), * gate = stack_product(g, h, g->s->ff), * up = stack_product(g, h, g->s->ff);
+    struct gcuda_tensor *h = stack_norm(g, x), *gate = stack_product(g, h, g->s->ff),
+                        *up = stack_product(g, h, g->s->ff);
     struct gcuda_tensor * a = gate;
     if (g->s->only_products) {
         (void) gcuda_build_forward_expand(g->graph, up);
@@ -1382,7 +1501,8 @@ static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_
     const int used = 8;
     struct gcuda_context * c = g->ctx;
     struct gcuda_tensor * h = stack_norm(g, x);
-    struct gcuda_tensor * probs = gcuda_soft_max(c, gcuda_mul_mat(c, stack_weight(g, GCUDA_TYPE_F32, s->width, s->n_experts, 1), h));
+    struct gcuda_tensor * probs =
+        gcuda_soft_max(c, gcuda_mul_mat(c, stack_weight(g, GCUDA_TYPE_F32, s->width, s->n_experts, 1), h));
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, probs, used);
     struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, s->n_experts, s->n), ids); // [1, used, n]
     struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, s->n);
@@ -1392,7 +1512,7 @@ static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_
     struct gcuda_tensor * gate = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);
     struct gcuda_tensor * up = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);
     struct gcuda_tensor * down = stack_weight(g, s->type, s->ff, s->width, s->n_experts);
-    struct gcuda_tensor * y = gcuda_mul(c, gcuda_mul_mat_id(c, down, gcuda_swiglu_split(c, gate, up), ids), w), * sum = x;
+    struct gcuda_tensor *y = gcuda_mul(c, gcuda_mul_mat_id(c, down, gcuda_swiglu_split(c, gate, up), ids), w), *sum = x;
     (void) gcuda_build_forward_expand(g->graph, y);
     for (int i = 0; i < used; ++i) {
         sum = gcuda_add(c, sum, gcuda_view_2d(c, y, s->width, s->n, y->nb[2], (size_t) i * y->nb[1]));
@@ -1405,7 +1525,7 @@ static struct gcuda_tensor * stack_blocks(struct stack_graph * g, struct gcuda_t
     const struct stack * s = g->s;
     for (int i = 0; i < s->n_layers; ++i) {
         g->weights = g->parts[i * g->n_parts / s->n_layers].weights;
-        x = s->n_experts > 0         ? stack_experts(g, x)
+        x = s->n_experts > 0    ? stack_experts(g, x)
             : s->kind == CHAINS ? stack_chain(g, x)
             : s->kind == TOWERS ? stack_dense(g, x)
                                 : stack_dense(g, stack_attention(g, x));
@@ -1441,7 +1561,8 @@ static void stack_weights(struct stack_graph * g, const gcuda_backend_t * backen
         g->parts[i].buffer = gcuda_backend_alloc_ctx_tensors(weights, backends[i]);
         if (g->parts[i].buffer == NULL) { stop(g->s->name); }
         gcuda_backend_buffer_set_usage(g->parts[i].buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
-        for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL; w = gcuda_get_next_tensor(weights, w)) {
+        for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL;
+             w = gcuda_get_next_tensor(weights, w)) {
             const struct leaf l = { w, FLOATS, 0 };
             fill(&l);
         }
@@ -1516,11 +1637,14 @@ static void stack_time(struct bench * b, const struct stack_graph * g, const str
     struct gcuda_cuda_plan_stats stats;
     char beside[48] = "";
     if (gcuda_backend_cuda_get_plan_stats(backend, &stats) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
-    if (s->kind == TOWERS) { snprintf(beside, sizeof beside, ", %d launches on other streams", (int) stats.n_concurrent); }
-    printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s%s, %3.0f%% of reading%s%s\n", s->name,
-        on(m->has_fusion), on(m->has_graphs), on(m->has_overlap), us, (double) stack_kernels(backend, g) / s->n_layers, gbs,
-        s->kind == CHAINS ? "" : " of weights", b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0,
-        beside, m->moves ? ", another place each time" : "");
+    if (s->kind == TOWERS) {
+        snprintf(beside, sizeof beside, ", %d launches on other streams", (int) stats.n_concurrent);
+    }
+    printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f "
+           "GB/s%s, %3.0f%% of reading%s%s\n",
+        s->name, on(m->has_fusion), on(m->has_graphs), on(m->has_overlap), us,
+        (double) stack_kernels(backend, g) / s->n_layers, gbs, s->kind == CHAINS ? "" : " of weights",
+        b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0, beside, m->moves ? ", another place each time" : "");
     fflush(stdout);
     gcuda_backend_free(backend);
 }
@@ -1559,7 +1683,8 @@ static void stacks(struct bench * b) {
         { CHAINS, { true, true, true, false, false } },
         { CHAINS, { false, true, true, false, false } },
     };
-    printf("\n=== decoder blocks without attention: median of %d computations by the host, whose CUDA graphs are compared with none\n",
+    printf("\n=== decoder blocks without attention: median of %d computations by the host, "
+           "whose CUDA graphs are compared with none\n",
         MIN_LAUNCHES);
     for (int i = 0; i < COUNT(all); ++i) {
         struct stack_graph g;
@@ -1575,16 +1700,21 @@ static void stacks(struct bench * b) {
 // =====================================================================================================================
 // >>decoder   whole models: the graphs that examples/llm.h builds, with weights and caches of random numbers
 // =====================================================================================================================
-// A row is the graph of one evaluation: embeddings, all layers with their attention and cache writes, last norm and output matrix.
-//   read   weights that are read (of experts those that a token uses) and the visible part of the cache, in percent of the ceiling
+// A row is the graph of one evaluation: embeddings, all layers with their attention and cache writes, last norm and
+// output matrix.
+//   read   weights that are read (of experts those that a token uses) and the visible part of the cache, in percent of
+//          the ceiling
 //   gemm   operations of all products and of attention without its masked half, in percent of cuBLAS F16, 8192^3
-// Of each family of kernels its own time: a CUDA graph of these alone, one after another. What they need less together is overlap.
-enum { DECODER_CONTEXT = 32768, DECODER_RUNS = 50, DECODER_BEST = 64 }; // DECODER_BEST: of the logits, as examples/llm.c asks for
+// Of each family of kernels its own time: a CUDA graph of these alone, one after another. What they need less together
+// is overlap.
+// DECODER_BEST: of the logits, as examples/llm.c asks for
+enum { DECODER_CONTEXT = 32768, DECODER_RUNS = 50, DECODER_BEST = 64 };
 #define DECODER_MAX_US 0.4e6 // a row's measurement aims at
 
 struct decoder {
-    const char * name, * arch;
-    enum gcuda_type type, half; // half: of the values' and the last matrix of every second layer, and of the output matrix
+    const char *name, *arch;
+    // half: of the values' and the last matrix of every second layer, and of the output matrix
+    enum gcuda_type type, half;
     int64_t n_layers, n_embd, n_ff, n_heads, n_kv, n_experts, n_used, n_ff_expert;
 };
 enum { DECODER_HEAD = 128, DECODER_VOCAB = 128256 };
@@ -1611,16 +1741,18 @@ static enum gcuda_type decoder_type(const struct decoder * d, const struct llmi_
 }
 
 // Every tensor that the architecture needs.
-static void decoder_tensors(struct decoder_model * g, const struct llmi_tensor_row * rows, int n_rows, void * fields, int64_t layer) {
+static void decoder_tensors(
+    struct decoder_model * g, const struct llmi_tensor_row * rows, int n_rows, void * fields, int64_t layer) {
     const struct llmi_params * p = &g->model.params;
     for (int i = 0; i < n_rows; ++i) {
         if ((rows[i].needs & g->model.traits) == 0) { continue; }
-        struct gcuda_tensor * t = gcuda_new_tensor_3d(g->weights, decoder_type(g->d, &rows[i], layer), llmi_size(p, rows[i].ne[0]),
-            llmi_size(p, rows[i].ne[1]), llmi_size(p, rows[i].ne[2]));
+        struct gcuda_tensor * t = gcuda_new_tensor_3d(g->weights, decoder_type(g->d, &rows[i], layer),
+            llmi_size(p, rows[i].ne[0]), llmi_size(p, rows[i].ne[1]), llmi_size(p, rows[i].ne[2]));
         decoder_ok(t != NULL, g->d->name);
         *(struct gcuda_tensor **) (void *) ((char *) fields + rows[i].field) = t;
         const double share = rows[i].ne[2] == LLMI_EXPERTS ? (double) p->n_used / (double) p->n_experts : 1.0;
-        const bool is_embd = strcmp(rows[i].name, "token_embd.weight") == 0, is_head = strcmp(rows[i].name, "output.weight") == 0;
+        const bool is_embd = strcmp(rows[i].name, "token_embd.weight") == 0,
+                   is_head = strcmp(rows[i].name, "output.weight") == 0;
         const double flop = rows[i].ne[1] == LLMI_ONE || is_embd ? 0.0 : 2.0 * (double) gcuda_nelements(t) * share;
         g->head_bytes += is_head ? (double) gcuda_nbytes(t) : 0.0;
         g->head_flop += is_head ? flop : 0.0;
@@ -1632,7 +1764,9 @@ static void decoder_tensors(struct decoder_model * g, const struct llmi_tensor_r
 static void decoder_params(const struct decoder * d, struct llm_model * m) {
     static const struct llmi_rope rope = { 500000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f };
     struct llmi_params * p = &m->params;
-    for (int i = 0; i < COUNT(llmi_archs); ++i) { m->arch = strcmp(d->arch, llmi_archs[i].name) == 0 ? &llmi_archs[i] : m->arch; }
+    for (int i = 0; i < COUNT(llmi_archs); ++i) {
+        m->arch = strcmp(d->arch, llmi_archs[i].name) == 0 ? &llmi_archs[i] : m->arch;
+    }
     decoder_ok(m->arch != NULL, d->name);
     m->traits = m->arch->traits | LLMI_SPLIT_QKV | LLMI_OWN_OUTPUT;
     if (d->n_experts > 0) { m->traits = (m->traits & ~LLMI_DENSE) | LLMI_MOE; }
@@ -1685,7 +1819,8 @@ static void decoder_begin(struct bench * b, const struct decoder * d, struct dec
     }
     g->buffer = gcuda_backend_alloc_ctx_tensors(g->weights, b->backend);
     decoder_ok(g->buffer != NULL, d->name);
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(g->weights); t != NULL; t = gcuda_get_next_tensor(g->weights, t)) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(g->weights); t != NULL;
+         t = gcuda_get_next_tensor(g->weights, t)) {
         decoder_fill(g, t);
     }
     CUDA(cudaDeviceSynchronize());
@@ -1704,7 +1839,8 @@ static void decoder_end(struct decoder_model * g) {
     free(g->build.v_cache);
 }
 
-// Inputs that stay for every run. The allocator places them here, unlike in examples/llm.h: without OUTPUT their memory would be reused.
+// Inputs that stay for every run. The allocator places them here, unlike in examples/llm.h: without OUTPUT their memory
+// would be reused.
 static void decoder_keep(const struct llmi_build * g) {
     struct gcuda_tensor * const all[] = { g->in.tokens, g->in.positions, g->in.cells[0], g->in.outputs, g->in.mask[0] };
     for (int i = 0; i < COUNT(all); ++i) { gcuda_set_output(all[i]); }
@@ -1726,7 +1862,9 @@ static void decoder_inputs(const struct llmi_build * g, int context) {
     for (int i = 0; i < n; ++i) {
         ints[i] = (int32_t) (random_bits() % DECODER_VOCAB);
         ints[n + i] = context - n + i;
-        for (int k = 0; k < n_kv; ++k) { mask[(size_t) i * (size_t) n_kv + (size_t) k] = k <= ints[n + i] ? 0 : 0xFC00; }
+        for (int k = 0; k < n_kv; ++k) {
+            mask[(size_t) i * (size_t) n_kv + (size_t) k] = k <= ints[n + i] ? 0 : 0xFC00;
+        }
     }
     decoder_set(g->in.tokens, ints);
     decoder_set(g->in.positions, ints + n);
@@ -1740,7 +1878,8 @@ static void decoder_inputs(const struct llmi_build * g, int context) {
 // ---- families of kernels ----
 
 enum family { ATTENTION, PRODUCTS, ELEMENTS, HEAD, N_FAMILIES }; // HEAD: from the output matrix on
-static const char * const family_names[N_FAMILIES] = { "attention", "products and routing", "norms, rope, elements", "head" };
+static const char * const family_names[N_FAMILIES] = { "attention", "products and routing", "norms, rope, elements",
+    "head" };
 
 struct families {
     double us[N_FAMILIES];
@@ -1755,9 +1894,20 @@ static enum family family_of(const char * kernel) {
         const char * part;
         enum family family;
     } parts[] = {
-        { "k_attn", ATTENTION }, { "k_flash_attn", ATTENTION }, { "mul_mat", PRODUCTS }, { "k_wg_", PRODUCTS }, { "gemm", PRODUCTS },
-        { "k_route", PRODUCTS }, { "k_gather", PRODUCTS }, { "k_dequantize", PRODUCTS }, { "k_half_rows", PRODUCTS }, { "cublas", PRODUCTS }, { "cutlass", PRODUCTS },
-        { "xmma", PRODUCTS }, { "nvjet", PRODUCTS }, { "splitK", PRODUCTS },
+        { "k_attn", ATTENTION },
+        { "k_flash_attn", ATTENTION },
+        { "mul_mat", PRODUCTS },
+        { "k_wg_", PRODUCTS },
+        { "gemm", PRODUCTS },
+        { "k_route", PRODUCTS },
+        { "k_gather", PRODUCTS },
+        { "k_dequantize", PRODUCTS },
+        { "k_half_rows", PRODUCTS },
+        { "cublas", PRODUCTS },
+        { "cutlass", PRODUCTS },
+        { "xmma", PRODUCTS },
+        { "nvjet", PRODUCTS },
+        { "splitK", PRODUCTS },
     };
     for (int i = 0; i < COUNT(parts); ++i) {
         if (strstr(kernel, parts[i].part) != NULL) { return parts[i].family; }
@@ -1774,7 +1924,8 @@ static cudaError_t add_edge(cudaGraph_t graph, cudaGraphNode_t from, cudaGraphNo
 }
 
 // The graph without the nodes of other families; those that were apart follow each other.
-static cudaError_t keep_family(cudaGraph_t graph, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+static cudaError_t keep_family(
+    cudaGraph_t graph, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
     static cudaGraphNode_t own[MAX_KERNELS];
     cudaError_t err = cudaSuccess;
     size_t last = n;
@@ -1789,7 +1940,8 @@ static cudaError_t keep_family(cudaGraph_t graph, const cudaGraphNode_t * nodes,
 }
 
 // The time of one family's kernels, one after another; -1: CUDA refused, and says why.
-static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphNode_t * nodes, const enum family * of, size_t n, enum family which) {
+static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphNode_t * nodes, const enum family * of,
+    size_t n, enum family which) {
     enum { REPLAYS = 7 };
     float samples[REPLAYS];
     cudaGraph_t graph = NULL;
@@ -1815,8 +1967,8 @@ static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphN
     return (double) samples[REPLAYS / 2];
 }
 
-// What a computation launches, as a capture has it: all on one stream. Kernels of one family find other numbers where those of another
-// would have written; routing is with the products, so that these get experts that exist.
+// What a computation launches, as a capture has it: all on one stream. Kernels of one family find other numbers where
+// those of another would have written; routing is with the products, so that these get experts that exist.
 static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
     static cudaGraphNode_t nodes[MAX_KERNELS];
     static enum family of[MAX_KERNELS];
@@ -1841,9 +1993,12 @@ static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_
     }
     for (size_t i = last_product; i < n; ++i) { of[i] = HEAD; }
     for (size_t i = 0; i < n; ++i) { f->n[of[i]]++; }
-    for (int k = 0; k < N_FAMILIES; ++k) { f->us[k] = f->n[k] > 0 ? family_us(b, captured, nodes, of, n, (enum family) k) : 0.0; }
+    for (int k = 0; k < N_FAMILIES; ++k) {
+        f->us[k] = f->n[k] > 0 ? family_us(b, captured, nodes, of, n, (enum family) k) : 0.0;
+    }
     CUDA(cudaGraphDestroy(captured));
-    (void) gcuda_backend_synchronize(backend); // what it says about indices is about numbers that the other families would have made
+    // what it says about indices is about numbers that the other families would have made
+    (void) gcuda_backend_synchronize(backend);
 }
 #else
 static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
@@ -1864,7 +2019,8 @@ static double decoder_us(struct bench * b, gcuda_backend_t backend, struct gcuda
     float samples[DECODER_RUNS];
     int n = 0;
     double total = 0.0;
-    for (int i = -2; n < 3 || (n < DECODER_RUNS && total < DECODER_MAX_US); ++i) { // the first ones make scratch and the CUDA graph
+    // the first ones make scratch and the CUDA graph
+    for (int i = -2; n < 3 || (n < DECODER_RUNS && total < DECODER_MAX_US); ++i) {
         decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
         CUDA(cudaEventRecord(b->begin, b->stream));
         decoder_ok(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_SUCCESS, "computing");
@@ -1893,19 +2049,22 @@ static double decoder_host_us(gcuda_backend_t backend, struct gcuda_cgraph * gra
     return (double) samples[RUNS / 2];
 }
 
-static void decoder_print(struct bench * b, const struct decoder_model * g, const struct decoder_run * r, double us, double host_us,
-    const struct families * f) {
+static void decoder_print(struct bench * b, const struct decoder_model * g, const struct decoder_run * r, double us,
+    double host_us, const struct families * f) {
     const struct llmi_params * p = &g->model.params;
     const double n = (double) r->n_tokens, seen = (double) r->context, layers = (double) p->n_layers;
-    const double cache = layers * 2.0 * (double) (p->n_kv * p->head) * 2.0 * seen, visible = n * (seen - n) + n * (n + 1.0) / 2.0;
+    const double cache = layers * 2.0 * (double) (p->n_kv * p->head) * 2.0 * seen,
+                 visible = n * (seen - n) + n * (n + 1.0) / 2.0;
     const double flop = n * g->flop + g->head_flop + layers * 4.0 * (double) (p->n_heads * p->head) * visible;
     const double gbs = (g->bytes + g->head_bytes + cache) / us * 1e-3, tflops = flop / us * 1e-6;
     const bool is_prompt = r->n_tokens > 1;
     char speed[64], text[96];
     if (is_prompt) {
-        snprintf(speed, sizeof speed, "%5.1f TFLOP/s, %4.1f%% of gemm", tflops, b->gemm_tflops > 0.0 ? 100.0 * tflops / b->gemm_tflops : 0.0);
+        snprintf(speed, sizeof speed, "%5.1f TFLOP/s, %4.1f%% of gemm", tflops,
+            b->gemm_tflops > 0.0 ? 100.0 * tflops / b->gemm_tflops : 0.0);
     } else {
-        snprintf(speed, sizeof speed, "%5.0f GB/s, %4.1f%% of read", gbs, b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
+        snprintf(speed, sizeof speed, "%5.0f GB/s, %4.1f%% of read", gbs,
+            b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
     }
     snprintf(text, sizeof text, "%s, %s", g->d->name, r->name);
     printf("%-38s %10.1f us %9.1f tokens/s  %-30s host %.0f us\n", text, us, n / us * 1e6, speed, host_us);
@@ -1914,7 +2073,8 @@ static void decoder_print(struct bench * b, const struct decoder_model * g, cons
         printf("%s %.1f us (%d)%s", family_names[k], f->us[k], f->n[k], k + 1 < N_FAMILIES ? ", " : "\n");
     }
     if (b->json != NULL) {
-        fprintf(b->json, "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, \"host_us\": %.1f",
+        fprintf(b->json,
+            "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, \"host_us\": %.1f",
             b->n_rows > 0 ? "," : "", text, us, gbs, tflops, host_us);
         for (int k = 0; k < N_FAMILIES; ++k) { fprintf(b->json, ", \"us_%s\": %.1f", family_names[k], f->us[k]); }
         fprintf(b->json, "}");
@@ -1923,14 +2083,16 @@ static void decoder_print(struct bench * b, const struct decoder_model * g, cons
     fflush(stdout);
 }
 
-static void decoder_row(struct bench * b, struct decoder_model * g, gcuda_backend_t backend, const struct decoder_run * r) {
+static void decoder_row(
+    struct bench * b, struct decoder_model * g, gcuda_backend_t backend, const struct decoder_run * r) {
     struct gcuda_tensor * result = NULL;
     struct families f;
     g->build.key.n_tokens = r->n_tokens;
     g->build.key.n_kv[0] = (int32_t) llmi_pad(r->context, LLMI_KV_STEP);
     g->build.key.n_outputs = 1;
     g->build.n_best = DECODER_BEST;
-    decoder_ok(llmi_build_graph(&g->build, (size_t) llmi_n_nodes(&g->model), &result) == GCUDA_STATUS_SUCCESS, g->d->name);
+    decoder_ok(
+        llmi_build_graph(&g->build, (size_t) llmi_n_nodes(&g->model), &result) == GCUDA_STATUS_SUCCESS, g->d->name);
     decoder_keep(&g->build);
     gcuda_gallocr_t alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
     decoder_ok(gcuda_gallocr_alloc_graph(alloc, g->build.graph) == GCUDA_STATUS_SUCCESS, g->d->name);
@@ -1949,11 +2111,16 @@ static void decoders(struct bench * b) {
         { "30B-A3B q4_0", "qwen3moe", GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_0, 48, 2048, 6144, 32, 4, 128, 8, 768 },
     };
     static const struct decoder_run runs[] = {
-        { "one token at 1", 1, 1 }, { "one token at 4096", 1, 4096 }, { "one token at 32768", 1, DECODER_CONTEXT },
-        { "prompt of 512", 512, 512 }, { "prompt of 2048", 2048, 2048 }, { "prompt of 4096", 4096, 4096 },
+        { "one token at 1", 1, 1 },
+        { "one token at 4096", 1, 4096 },
+        { "one token at 32768", 1, DECODER_CONTEXT },
+        { "prompt of 512", 512, 512 },
+        { "prompt of 2048", 2048, 2048 },
+        { "prompt of 4096", 4096, 4096 },
     };
     static const struct stack_mode mode = { true, true, true, false, false };
-    printf("\n=== whole models, as examples/llm.h computes them: median of up to %d; each family of kernels by itself (and how many there are)\n",
+    printf("\n=== whole models, as examples/llm.h computes them: median of up to %d; each "
+           "family of kernels by itself (and how many there are)\n",
         DECODER_RUNS);
     for (int i = 0; i < COUNT(all); ++i) {
         struct decoder_model g;
@@ -1977,16 +2144,17 @@ static void decoders(struct bench * b) {
 }
 
 // =====================================================================================================================
-// >>pair   several GPUs: products with row-split weights, and the decoder blocks dealt out with several batches under way
+// >>pair   several GPUs: products with row-split weights, and the decoder blocks dealt out with several batches under
+//          way
 // =====================================================================================================================
 enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4, PAIR_DEVICES = STACK_PARTS };
 
 struct pair_product {
-    struct gcuda_context * weights, * ctx;
+    struct gcuda_context *weights, *ctx;
     gcuda_backend_buffer_t buffer;
     gcuda_gallocr_t alloc;
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * x, * y;
+    struct gcuda_tensor *x, *y;
 };
 
 enum { PAIR_K = 16384, PAIR_M = 28672 };
@@ -2006,7 +2174,8 @@ static const char * pair_weights(void) {
 }
 
 // Q4_0 of m x 16384, by n columns; the same numbers whichever buffer has them.
-static void pair_begin(struct bench * b, gcuda_backend_buffer_type_t buft, int64_t m, int64_t n, struct pair_product * p) {
+static void pair_begin(
+    struct bench * b, gcuda_backend_buffer_type_t buft, int64_t m, int64_t n, struct pair_product * p) {
     const struct gcuda_init_params params = { 0, NULL, true };
     p->weights = gcuda_init(params);
     p->ctx = gcuda_init(params);
@@ -2019,7 +2188,9 @@ static void pair_begin(struct bench * b, gcuda_backend_buffer_type_t buft, int64
     p->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p->weights, buft);
     p->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
     if (p->buffer == NULL || gcuda_build_forward_expand(p->graph, p->y) != GCUDA_STATUS_SUCCESS ||
-        gcuda_gallocr_alloc_graph(p->alloc, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+        gcuda_gallocr_alloc_graph(p->alloc, p->graph) != GCUDA_STATUS_SUCCESS) {
+        stop("pair");
+    }
     if (gcuda_backend_tensor_set(w, pair_weights(), 0, gcuda_nbytes(w)) != GCUDA_STATUS_SUCCESS) { stop("weights"); }
     const struct leaf l = { p->x, FLOATS, 0 };
     fill(&l);
@@ -2090,11 +2261,13 @@ static double pair_copy_us(struct bench * b, size_t width, size_t height, size_t
 
 static double pair_error(const struct pair_product * p, const struct pair_product * q) { // squared, relative
     const size_t n = (size_t) gcuda_nelements(p->y);
-    float * one = (float *) malloc(n * sizeof(float)), * two = (float *) malloc(n * sizeof(float));
+    float *one = (float *) malloc(n * sizeof(float)), *two = (float *) malloc(n * sizeof(float));
     double err = 0.0, sum = 0.0;
     if (one == NULL || two == NULL) { stop("malloc"); }
     if (gcuda_backend_tensor_get(p->y, one, 0, n * sizeof(float)) != GCUDA_STATUS_SUCCESS ||
-        gcuda_backend_tensor_get(q->y, two, 0, n * sizeof(float)) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+        gcuda_backend_tensor_get(q->y, two, 0, n * sizeof(float)) != GCUDA_STATUS_SUCCESS) {
+        stop("pair");
+    }
     for (size_t i = 0; i < n; ++i) {
         err += (double) (one[i] - two[i]) * (double) (one[i] - two[i]);
         sum += (double) one[i] * (double) one[i];
@@ -2141,7 +2314,8 @@ static void pair_split(struct bench * b, int64_t n, int n_devices) {
     printf("mul_mat q4_0 %d x %d, %3d columns  one GPU %8.1f us\n", PAIR_M, PAIR_K, (int) n, us);
     for (int i = 0; i < COUNT(ways); ++i) {
         if (n_devices < 4 && ways[i].shares[3] > 0.0f) { continue; }
-        gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, ways[i].shares, GCUDA_CUDA_MAX_DEVICES);
+        gcuda_backend_buffer_type_t split =
+            gcuda_backend_cuda_split_buffer_type(0, ways[i].shares, GCUDA_CUDA_MAX_DEVICES);
         if (split == NULL) { stop("split"); }
         gcuda_backend_t backend = pair_backend(b, ways[i].peer, ways[i].columns);
         pair_begin(b, split, PAIR_M, n, &two);
@@ -2155,14 +2329,17 @@ static void pair_split(struct bench * b, int64_t n, int n_devices) {
     pair_end(&one);
     for (int i = 0; i < 2; ++i) {
         pair_begin(b, whole, i == 0 ? PAIR_M / 2 : PAIR_M / 7 * 4, n, &some);
-        pair_line(i == 0 ? "half of the rows, on one" : "4 rows of 7, on one", pair_time(b, b->backend, &some, true), us, true);
+        pair_line(i == 0 ? "half of the rows, on one" : "4 rows of 7, on one", pair_time(b, b->backend, &some, true),
+            us, true);
         pair_end(&some);
     }
-    pair_line("its operand, directly", pair_copy_us(b, (size_t) n * PAIR_K * 4, 1, (size_t) n * PAIR_K * 4, 0), us, false);
+    pair_line(
+        "its operand, directly", pair_copy_us(b, (size_t) n * PAIR_K * 4, 1, (size_t) n * PAIR_K * 4, 0), us, false);
     pair_line("its result, directly", pair_copy_us(b, PAIR_M / 2 * 4, (size_t) n, PAIR_M * 4, 1), us, false);
 }
 
-// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends; the last is the CPU
+// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends; the last is the
+// CPU
 static double pair_pipeline(const struct stack * s, const gcuda_backend_t * backends, int n_devices) {
     struct stack_graph g;
     struct gcuda_backend_sched_params params;
@@ -2193,7 +2370,9 @@ static double pair_pipeline(const struct stack * s, const gcuda_backend_t * back
         const int64_t start = gcuda_time_us();
         for (int i = 0; i < PAIR_BATCHES; ++i) {
             if (gcuda_backend_tensor_set(g.x, host, 0, gcuda_nbytes(g.x)) != GCUDA_STATUS_SUCCESS ||
-                gcuda_backend_sched_graph_compute_async(sched, g.graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+                gcuda_backend_sched_graph_compute_async(sched, g.graph) != GCUDA_STATUS_SUCCESS) {
+                stop(s->name);
+            }
         }
         if (gcuda_backend_sched_synchronize(sched) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
         if (k >= 0) { samples[k] = (float) (gcuda_time_us() - start) / PAIR_BATCHES; }
@@ -2228,7 +2407,8 @@ static void pairs(struct bench * b) {
     }
     for (int i = 0; i < COUNT(all); ++i) {
         const double one = pair_pipeline(&all[i], backends, 1);
-        printf("%-24s %d of %d batches by the host under way: one GPU %8.1f us a batch", all[i].name, PAIR_UNDER_WAY, PAIR_BATCHES, one);
+        printf("%-24s %d of %d batches by the host under way: one GPU %8.1f us a batch", all[i].name, PAIR_UNDER_WAY,
+            PAIR_BATCHES, one);
         for (int n = 2; n <= n_devices; n *= 2) {
             const double us = pair_pipeline(&all[i], backends, n);
             printf(", blocks dealt out to %s %8.1f us: %.2f x", n == 2 ? "two" : "four", us, one / us);
@@ -2276,15 +2456,15 @@ static void end(struct bench * b) {
     }
     if (b->json != NULL) {
         fprintf(b->json, "\n], \"host_us\": {\"bare\": %.3f%s}", b->us_bare, b->host);
-        fprintf(b->json, ", \"copy_gb_s\": %.1f, \"read_gb_s\": %.1f, \"gemm_tflop_s\": %.1f}\n", b->copy_gbs, b->read_gbs,
-            b->gemm_tflops);
+        fprintf(b->json, ", \"copy_gb_s\": %.1f, \"read_gb_s\": %.1f, \"gemm_tflop_s\": %.1f}\n", b->copy_gbs,
+            b->read_gbs, b->gemm_tflops);
         fclose(b->json);
     }
     gcuda_backend_free(b->backend);
 }
 
 static const struct {
-    const char * key, * title;
+    const char *key, *title;
     const struct bench_target * rows;
     int n;
     const char * product; // the way of all products; NULL: as dispatch says
@@ -2294,8 +2474,10 @@ static const struct {
     { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec), NULL },
     { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat), NULL },
     { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id), NULL },
-    { "between", "products, m=4096 k=14336, and of experts, where the way changes", targets_between, COUNT(targets_between), NULL },
-    { "halves", "products, m=4096 k=14336, weights written out as BF16 for cuBLAS", targets_halves, COUNT(targets_halves), "halves" },
+    { "between", "products, m=4096 k=14336, and of experts, where the way changes", targets_between,
+        COUNT(targets_between), NULL },
+    { "halves", "products, m=4096 k=14336, weights written out as BF16 for cuBLAS", targets_halves,
+        COUNT(targets_halves), "halves" },
     { "gemm", "products of floats without cuBLAS", targets_gemm, COUNT(targets_gemm), "gemm" },
     { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext), NULL },
 };
@@ -2379,10 +2561,14 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|between|halves|gemm|attention|others|own|stack|decoder|pair]"
-                            " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
-                            " [--mb N: of the ceilings, 4096]\n"
-                            "                 [--check: only whether every row can be built, and every operation has one]\n");
+            fprintf(stderr,
+                "usage: bench-gpu [--filter TEXT] "
+                "[--table vec|mul_mat|mul_mat_id|between|halves|gemm|attention|others|own|stack|decoder|pair]"
+                " [--json FILE] [--device N]\n                 [--seconds N: no row begins "
+                "later] [--ms N: of measuring a row, 30]"
+                " [--mb N: of the ceilings, 4096]\n"
+                "                 [--check: only whether every row can be built, "
+                "and every operation has one]\n");
             return 2;
         }
     }
@@ -2396,7 +2582,8 @@ int main(int argc, char ** argv) {
             gcuda_backend_t usual = b.backend;
             if (tables[i].product != NULL) { b.backend = bench_backend(&b, device, tables[i].product); }
             b.product = tables[i].product != NULL ? tables[i].product : "";
-            run_table(&b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');
+            run_table(
+                &b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');
             if (b.backend != usual) { gcuda_backend_free(b.backend); }
             b.backend = usual;
         }

@@ -1,11 +1,12 @@
-// bench-sorts.cu: argsort and top_k beside CUB's sorts of pairs on the same rows. Built with `make build/cuda/bench-sorts` where nvcc
-// and a GPU are; `make test-gpu` puts its lines into the record.
+// bench-sorts.cu: argsort and top_k beside CUB's sorts of pairs on the same rows. Built with `make
+// build/cuda/bench-sorts` where nvcc and a GPU are; `make test-gpu` puts its lines into the record.
 //
-//   bench-sorts [--want RATIO]     fails where the fastest of CUB's is not RATIO times as slow as ours, or orders differ
+//   bench-sorts [--want RATIO]     fails where the fastest of CUB's is not RATIO times as slow as ours, or orders
+//                                  differ
 //
-// CUB gets keys, and a list of numbers as values that is made once; it sorts a whole row for top_k too, of which it has no form of its
-// own (CUB 3.0). A time is the median of 11 replays of a CUDA graph of 20 calls on the same buffers; what cannot be captured is timed
-// call behind call. Keys are random floats, all different in a row.
+// CUB gets keys, and a list of numbers as values that is made once; it sorts a whole row for top_k too, of which it has
+// no form of its own (CUB 3.0). A time is the median of 11 replays of a CUDA graph of 20 calls on the same buffers;
+// what cannot be captured is timed call behind call. Keys are random floats, all different in a row.
 #include "gcuda.h"
 
 #include <cub/device/device_radix_sort.cuh>
@@ -42,7 +43,8 @@ static cudaGraphExec_t captured(const call & f, cudaStream_t stream) {
     cudaGraphExec_t exec = nullptr;
     bool ok = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     for (int i = 0; i < N_CALLS && ok; ++i) { ok = f(stream) == cudaSuccess; }
-    ok = cudaStreamEndCapture(stream, &graph) == cudaSuccess && ok && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+    ok = cudaStreamEndCapture(stream, &graph) == cudaSuccess && ok &&
+         cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
     if (graph != nullptr) { cudaGraphDestroy(graph); }
     (void) cudaGetLastError();
     return ok ? exec : nullptr;
@@ -103,14 +105,17 @@ static std::vector<float> keys_of(int64_t n, int64_t rows) {
 }
 
 // The first k of each row, largest first; of top_k, which gives them in any order, as if sorted.
-static bool is_right(const std::vector<float> & keys, std::vector<int32_t> got, int64_t n, int64_t rows, int64_t k, bool is_top) {
+static bool is_right(
+    const std::vector<float> & keys, std::vector<int32_t> got, int64_t n, int64_t rows, int64_t k, bool is_top) {
     for (int64_t r = 0; r < rows; ++r) {
         const float * row = keys.data() + r * n;
         int32_t * at = got.data() + r * k;
         for (int64_t i = 0; i < k; ++i) {
             if (at[i] < 0 || at[i] >= n) { return false; }
         }
-        if (is_top) { std::sort(at, at + k, [=](int32_t a, int32_t b) { return row[a] > row[b]; }); }
+        if (is_top) {
+            std::sort(at, at + k, [=](int32_t a, int32_t b) { return row[a] > row[b]; });
+        }
         for (int64_t i = 0; i < k; ++i) {
             if (row[at[i]] != -0.5f * (float) n + (float) (n - 1 - i)) { return false; }
         }
@@ -121,8 +126,8 @@ static bool is_right(const std::vector<float> & keys, std::vector<int32_t> got, 
 // What CUB's three forms take, the fastest of them; of one row there are no segments.
 static float us_of_cub(const float * keys, int64_t n, int64_t rows, cudaStream_t stream, const char ** which) {
     const int64_t all = n * rows;
-    float * sorted = on_device<float>((size_t) all), best = 0.0f;
-    int32_t * numbers = on_device<int32_t>((size_t) all), * order = on_device<int32_t>((size_t) all);
+    float *sorted = on_device<float>((size_t) all), best = 0.0f;
+    int32_t *numbers = on_device<int32_t>((size_t) all), *order = on_device<int32_t>((size_t) all);
     int64_t * ends = on_device<int64_t>((size_t) rows + 1);
     std::vector<int32_t> host((size_t) all);
     std::vector<int64_t> at((size_t) rows + 1);
@@ -133,16 +138,22 @@ static float us_of_cub(const float * keys, int64_t n, int64_t rows, cudaStream_t
     static const char * const names[3] = { "segmented sort", "segmented radix sort", "radix sort" };
     for (int form = 0; form < (rows == 1 ? 3 : 2); ++form) {
         const auto sort = [=](void * scratch, size_t & bytes, cudaStream_t s) {
-            return form == 0   ? cub::DeviceSegmentedSort::SortPairsDescending(
-                                     scratch, bytes, keys, sorted, numbers, order, all, rows, ends, ends + 1, s)
+            return form == 0 ? cub::DeviceSegmentedSort::SortPairsDescending(
+                                   scratch, bytes, keys, sorted, numbers, order, all, rows, ends, ends + 1, s)
                    : form == 1 ? cub::DeviceSegmentedRadixSort::SortPairsDescending(
                                      scratch, bytes, keys, sorted, numbers, order, all, rows, ends, ends + 1, 0, 32, s)
-                               : cub::DeviceRadixSort::SortPairsDescending(scratch, bytes, keys, sorted, numbers, order, all, 0, 32, s);
+                               : cub::DeviceRadixSort::SortPairsDescending(
+                                     scratch, bytes, keys, sorted, numbers, order, all, 0, 32, s);
         };
         size_t bytes = 0;
         cu(sort(nullptr, bytes, stream), names[form]);
         char * scratch = on_device<char>(bytes);
-        const float us = us_of([=](cudaStream_t s) { size_t room = bytes; return sort(scratch, room, s); }, stream);
+        const float us = us_of(
+            [=](cudaStream_t s) {
+                size_t room = bytes;
+                return sort(scratch, room, s);
+            },
+            stream);
         if (form == 0 || us < best) { best = us, *which = names[form]; }
         cudaFree(scratch);
     }
@@ -154,10 +165,28 @@ static float us_of_cub(const float * keys, int64_t n, int64_t rows, cudaStream_t
 }
 
 int main(int argc, char ** argv) {
-    static const struct { int64_t n, rows, k; } shapes[] = { // k 0: argsort; those of bench-gpu
-        { 1024, 8192, 0 }, { 65000, 16, 0 }, { 200000, 1, 0 }, { 200000, 16, 0 }, { 4096, 4096, 8 }, { 40, 16, 40 }, { 400, 16, 400 },
-        { 1000, 1, 40 }, { 1000, 16, 40 }, { 1000, 16, 400 }, { 65000, 1, 40 }, { 65000, 16, 40 }, { 65000, 1, 400 }, { 65000, 16, 400 },
-        { 200000, 1, 40 }, { 200000, 16, 40 }, { 200000, 1, 400 }, { 200000, 16, 400 },
+    static const struct {
+        int64_t n, rows, k;
+    } shapes[] = {
+        // k 0: argsort; those of bench-gpu
+        { 1024, 8192, 0 },
+        { 65000, 16, 0 },
+        { 200000, 1, 0 },
+        { 200000, 16, 0 },
+        { 4096, 4096, 8 },
+        { 40, 16, 40 },
+        { 400, 16, 400 },
+        { 1000, 1, 40 },
+        { 1000, 16, 40 },
+        { 1000, 16, 400 },
+        { 65000, 1, 40 },
+        { 65000, 16, 40 },
+        { 65000, 1, 400 },
+        { 65000, 16, 400 },
+        { 200000, 1, 40 },
+        { 200000, 16, 40 },
+        { 200000, 1, 400 },
+        { 200000, 16, 400 },
     };
     const float want = argc == 3 && strcmp(argv[1], "--want") == 0 ? (float) atof(argv[2]) : 0.0f;
     int n_bad = 0;
@@ -174,21 +203,24 @@ int main(int argc, char ** argv) {
         args.x = packed(GCUDA_TYPE_F32, keys, s.n, s.rows);
         args.y = packed(GCUDA_TYPE_I32, order, k, s.rows);
         args.order = GCUDA_SORT_ORDER_DESC;
-        char * scratch = on_device<char>((s.k > 0 ? gcuda_top_k_scratch_bytes(&args) : gcuda_argsort_scratch_bytes(&args)) + 1);
+        char * scratch =
+            on_device<char>((s.k > 0 ? gcuda_top_k_scratch_bytes(&args) : gcuda_argsort_scratch_bytes(&args)) + 1);
         args.scratch = scratch;
         const bool is_top = s.k > 0;
-        const float us = us_of([=](cudaStream_t to) {
-            const gcuda_status st = is_top ? gcuda_launch_top_k(&args, to) : gcuda_launch_argsort(&args, to);
-            return st == GCUDA_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
-        }, stream);
+        const float us = us_of(
+            [=](cudaStream_t to) {
+                const gcuda_status st = is_top ? gcuda_launch_top_k(&args, to) : gcuda_launch_argsort(&args, to);
+                return st == GCUDA_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+            },
+            stream);
         std::vector<int32_t> got((size_t) (k * s.rows));
         cu(cudaMemcpy(got.data(), order, got.size() * 4, cudaMemcpyDeviceToHost), "order");
         const bool right = is_right(host, got, s.n, s.rows, k, is_top);
         const char * which = "";
         const float theirs = us_of_cub(keys, s.n, s.rows, stream, &which);
         n_bad += !right || theirs < want * us;
-        printf("%9.2f %7.2f  %5.2f  %s [%lld,%lld]", (double) us, (double) theirs, (double) (theirs / us), is_top ? "TOP_K" : "ARGSORT",
-            (long long) s.n, (long long) s.rows);
+        printf("%9.2f %7.2f  %5.2f  %s [%lld,%lld]", (double) us, (double) theirs, (double) (theirs / us),
+            is_top ? "TOP_K" : "ARGSORT", (long long) s.n, (long long) s.rows);
         if (is_top) { printf(" k=%lld", (long long) s.k); }
         printf("  %s%s\n", which, right ? "" : "  WRONG");
         cudaFree(scratch);

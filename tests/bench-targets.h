@@ -1,7 +1,7 @@
 // bench-targets.h - what tests/bench-gpu.c times, and what the reference needs for it on an H200, in us (2026-11-20).
 // 0: not measured there. A row is an operation and its shape, as that benchmark writes them; 1x1 tails may be left out.
-// The last tables are gcuda's own: sizes past the L2 cache for the families that the first ones leave out, products by other
-// ways than dispatch takes, and columns between those of the reference's.
+// The last tables are gcuda's own: sizes past the L2 cache for the families that the first ones leave out, products by
+// other ways than dispatch takes, and columns between those of the reference's.
 #ifndef BENCH_TARGETS_H
 #define BENCH_TARGETS_H
 
@@ -604,12 +604,18 @@ static const struct bench_target targets_others[] = {
     { "SOFT_MAX type=f32,ne=[32768,1],mask=0", 12.9 },
     { "SOFT_MAX type=f32,ne=[131072,16],mask=0", 84.49 },
     { "SOFT_MAX type=f32,ne=[524288,16],mask=0", 141.07 },
-    { "CONV_2D_DW ne_input=[512,512,256,1],ne_kernel=[3,3,1,256],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=0", 999.25 },
-    { "CONV_2D_DW ne_input=[512,512,256,1],ne_kernel=[3,3,1,256],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=1", 1173.6 },
-    { "CONV_2D_DW ne_input=[112,112,32,1],ne_kernel=[3,3,1,32],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=0", 9.25 },
-    { "CONV_2D_DW ne_input=[112,112,32,1],ne_kernel=[3,3,1,32],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=1", 9.83 },
-    { "CONV_2D_DW ne_input=[56,56,128,1],ne_kernel=[5,5,1,128],type_kernel=f32,stride=2,padding=2,dilation=1,cwhn=0", 6.39 },
-    { "CONV_2D_DW ne_input=[56,56,128,1],ne_kernel=[5,5,1,128],type_kernel=f32,stride=2,padding=2,dilation=1,cwhn=1", 6.14 },
+    { "CONV_2D_DW ne_input=[512,512,256,1],ne_kernel=[3,3,1,256],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=0",
+        999.25 },
+    { "CONV_2D_DW ne_input=[512,512,256,1],ne_kernel=[3,3,1,256],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=1",
+        1173.6 },
+    { "CONV_2D_DW ne_input=[112,112,32,1],ne_kernel=[3,3,1,32],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=0",
+        9.25 },
+    { "CONV_2D_DW ne_input=[112,112,32,1],ne_kernel=[3,3,1,32],type_kernel=f32,stride=1,padding=1,dilation=1,cwhn=1",
+        9.83 },
+    { "CONV_2D_DW ne_input=[56,56,128,1],ne_kernel=[5,5,1,128],type_kernel=f32,stride=2,padding=2,dilation=1,cwhn=0",
+        6.39 },
+    { "CONV_2D_DW ne_input=[56,56,128,1],ne_kernel=[5,5,1,128],type_kernel=f32,stride=2,padding=2,dilation=1,cwhn=1",
+        6.14 },
     { "CONV_TRANSPOSE_2D kernel_type=f32,ne_input=[256,256,256,1],ne_kernel=[3,3,16,256],stride=1", 6430.59 },
     { "CONV_TRANSPOSE_2D kernel_type=f32,ne_input=[16,16,16,1],ne_kernel=[3,3,8,16],stride=1", 48.92 },
     { "CONV_TRANSPOSE_2D kernel_type=f32,ne_input=[10,10,9,1],ne_kernel=[3,3,1,9],stride=2", 26.65 },
@@ -835,7 +841,8 @@ static const struct bench_target targets_own[] = {
     { "RWKV_WKV7 type=f32,head_count=32,head_size=64,n_seq_tokens=1,n_seqs=32", 0 },
     { "GATED_LINEAR_ATTN type=f32,head_count=32,head_size=64,n_seq_tokens=1,n_seqs=32", 0 },
 };
-// By other ways than dispatch takes (GCUDA_CUDA_PRODUCT): weights written out as BF16 for cuBLAS, which the tile kernels are to beat,
+// By other ways than dispatch takes (GCUDA_CUDA_PRODUCT): weights written out as BF16 for cuBLAS, which the tile
+// kernels are to beat,
 static const struct bench_target targets_halves[] = {
     { "MUL_MAT type=q4_0,m=4096,n=512,k=14336", 0 },
     { "MUL_MAT type=q4_0,m=4096,n=2048,k=14336", 0 },

@@ -1,9 +1,11 @@
-// bench-upload.c: host memory to a CUDA device, in GB/s (10^9 bytes): a plain copy, a page-locked one, and the uploader,
-// from ordinary memory and from a mapped file. Built with `make build/cuda/bench-upload` where nvcc and a GPU are.
+// bench-upload.c: host memory to a CUDA device, in GB/s (10^9 bytes): a plain copy, a page-locked one, and the
+// uploader, from ordinary memory and from a mapped file. Built with `make build/cuda/bench-upload` where nvcc and a GPU
+// are.
 //
 //   bench-upload [--mib N] [--sweep] [--file PATH] [--want RATIO]
 //     N: 4096; a sweep tries threads, slots and sizes of tensors; PATH: where the mapped file is made (and removed),
-//     ./bench-upload.tmp; fails when the uploader is not RATIO times as fast as cudaMemcpy from memory and from the file
+//     ./bench-upload.tmp; fails when the uploader is not RATIO times as fast as cudaMemcpy from memory and from the
+//     file
 //
 // Contains the implementation, to switch reading ahead off. Every figure is the median of 5; data is compared.
 #define GCUDA_IMPLEMENTATION
@@ -143,20 +145,22 @@ static double ours(struct gcuda_tensor * t, unsigned char * data, bool is_mapped
 }
 
 static void sweep(struct gcuda_tensor * t, unsigned char * data, unsigned char * map) {
-    static const int threads[] = { 1, 2, 4, 6, 7, 8, 9, 10, 12, 16 }, slots[] = { 2, 3, 4, 8 }, mib[] = { 2, 4, 8, 16, 32 };
+    static const int threads[] = { 1, 2, 4, 6, 7, 8, 9, 10, 12, 16 }, slots[] = { 2, 3, 4, 8 },
+                     mib[] = { 2, 4, 8, 16, 32 };
     static const size_t kib[] = { 16, 64, 256, 1024, 4096, 16384 };
     printf("threads   ordinary     mapped   mapped, no read-ahead   from the device\n");
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); ++i) {
         struct way a = { 0, 0, threads[i], 0, false }, b = { 0, 0, threads[i], 0, true };
-        printf("%7d %10.1f %10.1f %23.1f %17.1f\n", threads[i], ours(t, data, false, false, a), ours(t, map, true, false, a),
-            ours(t, map, true, false, b), ours(t, data, false, true, a));
+        printf("%7d %10.1f %10.1f %23.1f %17.1f\n", threads[i], ours(t, data, false, false, a),
+            ours(t, map, true, false, a), ours(t, map, true, false, b), ours(t, data, false, true, a));
         fflush(stdout);
     }
     printf("slots of MiB   ordinary     mapped\n");
     for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); ++i) {
         for (size_t k = 0; k < sizeof(mib) / sizeof(mib[0]); ++k) {
             struct way a = { slots[i], mib[k], 0, 0, false };
-            printf("%5d of %3d %10.1f %10.1f\n", slots[i], mib[k], ours(t, data, false, false, a), ours(t, map, true, false, a));
+            printf("%5d of %3d %10.1f %10.1f\n", slots[i], mib[k], ours(t, data, false, false, a),
+                ours(t, map, true, false, a));
             fflush(stdout);
         }
     }

@@ -1,6 +1,6 @@
-// Speed of the CPU's matrix products, with the two bounds that the project sets itself (exit code 1 when one is missed):
-// F32 1024^3 at least half of OpenBLAS, and Q4_0, Q8_0, Q4_K 4096 x 4096 times a vector at least four times faster
-// than dequantizing to F32 and multiplying that. Best of several runs, 2 threads unless told otherwise.
+// Speed of the CPU's matrix products, with the two bounds that the project sets itself (exit code 1 when one is
+// missed): F32 1024^3 at least half of OpenBLAS, and Q4_0, Q8_0, Q4_K 4096 x 4096 times a vector at least four times
+// faster than dequantizing to F32 and multiplying that. Best of several runs, 2 threads unless told otherwise.
 //   make bench-cpu             or: build/bench --threads 4 --isa avx2 --all
 // With --quick everything is done once on small matrices and nothing is judged: whether the program works.
 #include "gcuda.h"
@@ -22,10 +22,26 @@ struct bench {
 };
 
 static const enum gcuda_type weights[] = {
-    GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, // these have a bound
-    GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
-    GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
-    GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M,
+    GCUDA_TYPE_Q4_0,
+    GCUDA_TYPE_Q8_0,
+    GCUDA_TYPE_Q4_K, // these have a bound
+    GCUDA_TYPE_Q4_1,
+    GCUDA_TYPE_Q5_0,
+    GCUDA_TYPE_Q5_1,
+    GCUDA_TYPE_Q2_K,
+    GCUDA_TYPE_Q3_K,
+    GCUDA_TYPE_Q5_K,
+    GCUDA_TYPE_Q6_K,
+    GCUDA_TYPE_IQ4_NL,
+    GCUDA_TYPE_IQ4_XS,
+    GCUDA_TYPE_MXFP4,
+    GCUDA_TYPE_IQ2_XXS,
+    GCUDA_TYPE_IQ2_XS,
+    GCUDA_TYPE_IQ2_S,
+    GCUDA_TYPE_IQ3_XXS,
+    GCUDA_TYPE_IQ3_S,
+    GCUDA_TYPE_IQ1_S,
+    GCUDA_TYPE_IQ1_M,
 };
 #define N_WEIGHTS ((int) (sizeof weights / sizeof weights[0]))
 
@@ -104,7 +120,7 @@ static void dequantize(struct gcuda_tensor * dst, int ith, int nth, void * user)
     (void) user;
     for (int64_t r = a->ne[1] * ith / nth; r < a->ne[1] * (ith + 1) / nth; ++r) {
         gcuda_get_type_traits(a->type)->to_float((const char *) a->data + (size_t) r * a->nb[1],
-                                                 (float *) (void *) ((char *) dst->data + (size_t) r * dst->nb[1]), a->ne[0]);
+            (float *) (void *) ((char *) dst->data + (size_t) r * dst->nb[1]), a->ne[0]);
     }
 }
 
@@ -113,7 +129,8 @@ static double dequantize_seconds(const struct bench * b, enum gcuda_type a_type,
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, a_type, k, m);
     struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, k);
-    struct gcuda_tensor * f = gcuda_custom_4d(ctx, GCUDA_TYPE_F32, k, m, 1, 1, &a, 1, dequantize, GCUDA_N_TASKS_MAX, NULL);
+    struct gcuda_tensor * f =
+        gcuda_custom_4d(ctx, GCUDA_TYPE_F32, k, m, 1, 1, &a, 1, dequantize, GCUDA_N_TASKS_MAX, NULL);
     struct gcuda_tensor * y = gcuda_mul_mat(ctx, f, x);
     return product_seconds(b, ctx, a, x, y);
 }
@@ -127,7 +144,7 @@ static void verdict(struct bench * b, double ratio, double bound) {
 #if defined(BENCH_OPENBLAS)
 static double openblas_seconds(const struct bench * b, int n) {
     const size_t count = (size_t) n * (size_t) n;
-    float * a = (float *) malloc(count * 3 * sizeof(float)), * x = a + count, * y = x + count;
+    float *a = (float *) malloc(count * 3 * sizeof(float)), *x = a + count, *y = x + count;
     uint32_t state = 1;
     double best = 1e9;
     if (a == NULL) { stop("malloc"); }
@@ -174,7 +191,7 @@ static void quantized_products(struct bench * b) {
         const double s = mul_mat_seconds(b, weights[i], n, 1, n), slow = dequantize_seconds(b, weights[i], n, n);
         const double bytes = (double) gcuda_row_size(weights[i], n) * (double) n;
         printf("  %-10s %8.3f ms %8.1f GB/s   dequantize + f32 %8.3f ms   ", gcuda_type_name(weights[i]), s * 1e3,
-               bytes / s * 1e-9, slow * 1e3);
+            bytes / s * 1e-9, slow * 1e3);
         if (b->all) {
             const double many = mul_mat_seconds(b, weights[i], n, columns, n);
             printf("%d columns %7.1f GMAC/s   ", (int) columns, area * (double) columns / many * 1e-9);
@@ -192,7 +209,9 @@ static void quantized_products(struct bench * b) {
 static void set_isa(const char * name) {
     static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
     for (int i = 0; i < GCUDA_CPU_ISA_COUNT; ++i) {
-        if (strcmp(name, names[i]) == 0 && gcuda_cpu_set_isa((enum gcuda_cpu_isa) i) == GCUDA_STATUS_SUCCESS) { return; }
+        if (strcmp(name, names[i]) == 0 && gcuda_cpu_set_isa((enum gcuda_cpu_isa) i) == GCUDA_STATUS_SUCCESS) {
+            return;
+        }
     }
     stop(name);
 }
@@ -209,7 +228,8 @@ int main(int argc, char ** argv) {
         } else if (i + 1 < argc && strcmp(argv[i], "--isa") == 0) {
             set_isa(argv[++i]);
         } else {
-            fprintf(stderr, "usage: bench [--threads N] [--isa scalar|neon|dotprod|avx2|avx512|avx512vnni] [--all] [--quick]\n");
+            fprintf(stderr,
+                "usage: bench [--threads N] [--isa scalar|neon|dotprod|avx2|avx512|avx512vnni] [--all] [--quick]\n");
             return 2;
         }
     }

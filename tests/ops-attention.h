@@ -8,7 +8,7 @@
 static const struct arr * optional_in(const struct op_case * c, int at) { return at > 0 ? c->in[at] : NULL; }
 static struct gcuda_tensor * optional(struct gcuda_tensor ** in, int at) { return at > 0 ? in[at] : NULL; }
 
-// ---------------------------------------------------------------------------------------------------- references
+// ---------------------------------------------------------------------------------------- references
 
 // ALiBi: heads beyond the last power of two take the odd powers of a second base
 static double ref_alibi_slope(double max_bias, int64_t n_head, int64_t h) {
@@ -75,8 +75,8 @@ struct p_flash_attn {
     float max_bias;
     float softcap;
     int mask_at, sinks_at;
-    int is_f32;  // precision
-    int64_t dv;  // > 0: v is a view of the first dv elements of k's rows, and no source of its own
+    int is_f32; // precision
+    int64_t dv; // > 0: v is a view of the first dv elements of k's rows, and no source of its own
 };
 
 // logits of one query, scaled, then capped, then masked; returns their maximum
@@ -137,16 +137,19 @@ static void ref_flash_attn(const struct op_case * c) {
     free(x);
 }
 
-// >>op:flash_attn_ext_back   sources: q, k, v, y, dy, then mask and sinks. y is any numbers: the formula holds for them too
+// >>op:flash_attn_ext_back   sources: q, k, v, y, dy, then mask and sinks. y is any numbers: the formula holds for them
+//                            too
 struct p_flash_attn_back {
     struct p_flash_attn attn; // dv is not used
     int part;                 // of the result, an enum gcuda_flash_attn_grad; 4: all of it
 };
 
 // What one query adds to the gradients; x: room for the positions, returns weights there.
-static void ref_attention_back_query(const struct op_case * c, int64_t n, int64_t h, int64_t s, double * x, struct arr * const * grad) {
+static void ref_attention_back_query(
+    const struct op_case * c, int64_t n, int64_t h, int64_t s, double * x, struct arr * const * grad) {
     const struct p_flash_attn * p = &((const struct p_flash_attn_back *) c->p)->attn;
-    const struct arr * q = c->in[0], * k = c->in[1], * v = c->in[2], * y = c->in[3], * dy = c->in[4], * sinks = optional_in(c, p->sinks_at);
+    const struct arr *q = c->in[0], *k = c->in[1], *v = c->in[2], *y = c->in[3], *dy = c->in[4],
+                     *sinks = optional_in(c, p->sinks_at);
     const int64_t hk = h / (q->ne[2] / k->ne[2]), hv = h / (q->ne[2] / v->ne[2]);
     double max = ref_attention_logits(c, n, h, s, x), dot = 0.0;
     if (isinf(max) && max < 0.0) { return; }
@@ -177,7 +180,7 @@ static void ref_flash_attn_back(const struct op_case * c) {
     const struct p_flash_attn_back * p = (const struct p_flash_attn_back *) c->p;
     const struct arr * q = c->in[0];
     const int n_grads = p->attn.sinks_at > 0 ? 4 : 3;
-    struct arr own[4], * grad[4];
+    struct arr own[4], *grad[4];
     double * x = (double *) malloc(sizeof(double) * (size_t) (c->in[1]->ne[1] + 1));
     int64_t total = 0, at = 0;
     memset(own, 0, sizeof own);
@@ -287,7 +290,7 @@ static void ref_rope(const struct op_case * c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- soft_max
+// ---------------------------------------------------------------------------------------- soft_max
 static struct gcuda_tensor * build_soft_max(
     struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_soft_max * p = (const struct p_soft_max *) params;
@@ -337,7 +340,8 @@ static void fill_all_masked(struct rng * r, const struct op_case * c, int k, str
 }
 
 static void soft_max_sink_cases( // sinks from `least` to six more
-    const char * types, const char * shapes, const char * tag, const struct p_soft_max * p, fill_fn mask, double least) {
+    const char * types, const char * shapes, const char * tag, const struct p_soft_max * p, fill_fn mask,
+    double least) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = types, t.shapes = shapes, t.tag = tag, t.p = p;
@@ -365,7 +369,8 @@ TEST(soft_max) {
     op_test_run(&t);
     soft_max_cases("F32", "15,15 16,16,3 31,16,2,3 1023,15 1024,16 256,1,1,5 0,4 5,0", "scale=1", &plain, NULL);
     soft_max_cases("F32 F16 BF16", "15,16,2,2 257,3", "scale=0.1", &scaled, NULL);
-    soft_max_cases("F32", "200001,1 1,70000 20008,5 8192,3 8196,3 12888,5 13824,2 13828,2 16384,2", "long", &scaled, NULL);
+    soft_max_cases(
+        "F32", "200001,1 1,70000 20008,5 8192,3 8196,3 12888,5 13824,2 13828,2 16384,2", "long", &scaled, NULL);
     if (test_full()) { soft_max_cases("F32", "643251,3 1024,1024,3,2 2,3,257,300", "full", &scaled, NULL); }
 }
 
@@ -390,8 +395,10 @@ TEST(soft_max_sinks) {
         "F32 F32,F16,F32>F32 F16,F16,F32>F16", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "mask", &both, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "alibi", &alibi, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4", "all-masked", &both, fill_all_masked);
-    soft_max_sink_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "20008,3,2|20008,3|2 12888,3,2|12888,3|2", "long", &both, fill_mask, 8.0);
-    soft_max_sink_cases("F32", "70008,5,3|3", "long-no-mask", &sinks, NULL, 8.0); // such as the sum of a row does not hide
+    soft_max_sink_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "20008,3,2|20008,3|2 12888,3,2|12888,3|2", "long", &both,
+        fill_mask, 8.0);
+    // such as the sum of a row does not hide
+    soft_max_sink_cases("F32", "70008,5,3|3", "long-no-mask", &sinks, NULL, 8.0);
     soft_max_cases("F32", "0,4,2|2 5,0,2|2 5,3,0|0", "empty", &sinks, NULL);
     soft_max_cases("F32", "0,4,2|0,4|2 5,0,2|5,0|2 5,3,0|5,3|0", "empty-mask", &both, fill_mask);
 }
@@ -414,7 +421,8 @@ TEST(soft_max_back) {
     for (int i = 0; i < 2; ++i) {
         struct op_test t;
         memset(&t, 0, sizeof t);
-        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001 0,3|0,3 5,0|5,0",
+        t.types = "F32 F16 BF16",
+        t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001 0,3|0,3 5,0|5,0",
         t.tag = i == 0 ? "scale=1" : "scale=0.1";
         t.n_in = 2, t.p = &p[i], t.build = build_soft_max_back, t.inplace = inplace_soft_max_back,
         t.ref = ref_soft_max_back;
@@ -424,7 +432,7 @@ TEST(soft_max_back) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- flash_attn_ext
+// ---------------------------------------------------------------------------------------- flash_attn_ext
 static struct gcuda_tensor * build_flash_attn(
     struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_flash_attn * p = (const struct p_flash_attn *) params;
@@ -495,8 +503,11 @@ TEST(flash_attn_head_sizes) {
         const int dk = dims[i][0], dv = dims[i][1];
         const float scale = 1.0f / sqrtf((float) dk);
         const struct p_flash_attn p[] = {
-            { scale, 0.0f, 0.0f, 0, 0, 0, 0 }, { scale, 0.0f, 0.0f, 3, 0, 1, 0 }, { scale, 8.0f, 0.0f, 3, 4, 0, 0 },
-            { scale, 0.0f, 10.0f, 3, 0, 0, 0 }, { scale, 0.0f, 0.0f, 0, 3, 0, 0 },
+            { scale, 0.0f, 0.0f, 0, 0, 0, 0 },
+            { scale, 0.0f, 0.0f, 3, 0, 1, 0 },
+            { scale, 8.0f, 0.0f, 3, 4, 0, 0 },
+            { scale, 0.0f, 10.0f, 3, 0, 0, 0 },
+            { scale, 0.0f, 0.0f, 0, 3, 0, 0 },
         };
         static const char * const tag[] = { "plain", "mask", "alibi-sinks", "softcap", "sinks" };
         for (int k = 0; k < 5; ++k) {
@@ -521,9 +532,9 @@ TEST(flash_attn_types) { // head sizes of whole blocks
             char types[64];
             snprintf(types, sizeof types, "F32,%s,%s,F16,F32>F32", kinds[i], kinds[j]);
             flash_attn_cases(types,
-                i == j
-                    ? "96,3,4,2|96,113,2,2|96,113,2,2|113,3|4 64,1,4|64,17,1|64,17,1|17,1|4 128,5,2|128,64,2|128,64,2|64,6|2"
-                    : "64,2,4|64,35,2|64,35,2|35,2|4",
+                i == j ? "96,3,4,2|96,113,2,2|96,113,2,2|113,3|4 64,1,4|64,17,1|64,17,1|17,1|4 "
+                         "128,5,2|128,64,2|128,64,2|64,6|2"
+                       : "64,2,4|64,35,2|64,35,2|35,2|4",
                 "mask", &mask, i == j ? LAYOUT_ROWS : 0, fill_mask);
         }
         char types[64];
@@ -534,20 +545,21 @@ TEST(flash_attn_types) { // head sizes of whole blocks
 
 TEST(flash_attn_any_types) { // every other type that has a float form, and queries of 16 bits
     static const struct p_flash_attn mask = { 0.0625f, 0.0f, 0.0f, 3, 0, 0, 0 };
-    static const char * const kinds[] = { "F64", "MXFP4", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ1_S", "IQ1_M",
-        "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS" };
+    static const char * const kinds[] = { "F64", "MXFP4", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K",
+        "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS" };
     const size_t n = sizeof kinds / sizeof kinds[0];
     for (size_t i = 0; i < n; ++i) {
         char types[128];
         snprintf(types, sizeof types, "F32,%s,%s,F16>F32", kinds[i], kinds[i]);
-        flash_attn_cases(types, "256,1,4|256,35,2|256,35,2|35,1 256,5,2|256,33,1,1|256,33,1,1|33,5", "mask", &mask, LAYOUT_GAPS,
-            fill_mask);
-        snprintf(types, sizeof types, "F32,%s,F16,F16>F32 F32,F16,%s,F16>F32 F32,%s,%s,F16>F32", kinds[i], kinds[i], kinds[i],
-            kinds[(i + 1) % n]);
+        flash_attn_cases(types, "256,1,4|256,35,2|256,35,2|35,1 256,5,2|256,33,1,1|256,33,1,1|33,5", "mask", &mask,
+            LAYOUT_GAPS, fill_mask);
+        snprintf(types, sizeof types, "F32,%s,F16,F16>F32 F32,F16,%s,F16>F32 F32,%s,%s,F16>F32", kinds[i], kinds[i],
+            kinds[i], kinds[(i + 1) % n]);
         flash_attn_cases(types, "256,2,4|256,19,2|256,19,2|19,2", "mask", &mask, 0, fill_mask);
     }
-    flash_attn_cases("F16,F16,F16,F16>F32 BF16,F16,F16,F16>F32 F16,F32,F32,F16>F32 BF16,BF16,BF16,F16>F32 F16,Q8_0,Q4_0,F16>F32 "
-                     "BF16,Q4_K,F16,F16>F32 F32,F16,F16,BF16>F32 BF16,BF16,BF16,BF16>F32 F32,Q8_0,Q8_0,BF16>F32",
+    flash_attn_cases(
+        "F16,F16,F16,F16>F32 BF16,F16,F16,F16>F32 F16,F32,F32,F16>F32 BF16,BF16,BF16,F16>F32 F16,Q8_0,Q4_0,F16>F32 "
+        "BF16,Q4_K,F16,F16>F32 F32,F16,F16,BF16>F32 BF16,BF16,BF16,BF16>F32 F32,Q8_0,Q8_0,BF16>F32",
         "256,1,4|256,35,2|256,35,2|35,1 256,9,4,2|256,70,2,2|256,70,2,2|70,9", "q", &mask, LAYOUT_ROWS, fill_mask);
 }
 
@@ -569,10 +581,10 @@ TEST(flash_attn_shapes) {
     flash_attn_cases("F32,F16,F16,F16>F32", "16,5,4|16,33,2|16,33,2|33,5", "all-masked", &mask, 0, fill_all_masked);
     flash_attn_cases("F32", "16,0,4|16,33,2|16,33,2", "empty", &plain, 0, NULL);
     // without a position there is nothing to attend to: zeros
-    flash_attn_cases("F32 F32,F16,F16>F32 F32,Q8_0,Q8_0>F32", "32,3,4,2|32,0,2,2|32,0,2,2 64,1,4|64,0,1|64,0,1", "no-positions",
-        &plain, 0, NULL);
-    flash_attn_cases("F32,F16,F16,F16,F32>F32", "64,3,4|64,0,2|64,0,2|0,3|4 64,1,8|64,0,1|64,0,1|0,1|8", "no-positions", &alibi, 0,
-        fill_mask);
+    flash_attn_cases("F32 F32,F16,F16>F32 F32,Q8_0,Q8_0>F32", "32,3,4,2|32,0,2,2|32,0,2,2 64,1,4|64,0,1|64,0,1",
+        "no-positions", &plain, 0, NULL);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32", "64,3,4|64,0,2|64,0,2|0,3|4 64,1,8|64,0,1|64,0,1|0,1|8", "no-positions",
+        &alibi, 0, fill_mask);
     if (test_full()) {
         flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32",
             "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48", "full", &alibi,
@@ -610,36 +622,44 @@ TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part o
 }
 
 // A promise about the mask: rows have 41 entries at most.
-static struct gcuda_tensor * build_flash_attn_promised(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_flash_attn_promised(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     struct gcuda_tensor * y = build_flash_attn(ctx, in, params);
     if (y != NULL) { CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 41)); }
     return y;
 }
 static void fill_mask_few(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
-    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = (i0 + 7 * i1 + 3 * i2 + i3) % 101 != 5 || i1 == 1 ? -HUGE_VAL : rng_between(r, -2.0, 2.0); }
+    FOR_ARR(a) {
+        AT(a, i0, i1, i2, i3) =
+            (i0 + 7 * i1 + 3 * i2 + i3) % 101 != 5 || i1 == 1 ? -HUGE_VAL : rng_between(r, -2.0, 2.0);
+    }
 }
 
 TEST(flash_attn_promised) { // from 4,096 positions on only rows that are seen are read
     static const struct p_flash_attn p = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = "F32,F16,F16,F16>F32 F32 F32,Q8_0,Q4_0,F16>F32", t.shapes = "64,3,4|64,4100,2|64,4100,2|4100,3 32,2,4,2|32,4096,1,2|32,4096,1,2|4096,2,4,1 64,3,2|64,300,1|64,300,1|300,3";
+    t.types = "F32,F16,F16,F16>F32 F32 F32,Q8_0,Q4_0,F16>F32",
+    t.shapes =
+        "64,3,4|64,4100,2|64,4100,2|4100,3 32,2,4,2|32,4096,1,2|32,4096,1,2|4096,2,4,1 64,3,2|64,300,1|64,300,1|300,3";
     t.p = &p, t.n_in = 4;
     t.build = build_flash_attn_promised, t.ref = ref_flash_attn, t.max_nmse = 5e-4;
     t.in[3].fill = fill_mask_few;
     op_test_run(&t);
 }
 
-// ---------------------------------------------------------------------------------------------------- flash_attn_ext_back
+// ---------------------------------------------------------------------------------------- flash_attn_ext_back
 static struct gcuda_tensor * build_flash_attn_back(
     struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_flash_attn_back * p = (const struct p_flash_attn_back *) params;
     const struct p_flash_attn * a = &p->attn;
-    struct gcuda_tensor * y = gcuda_flash_attn_ext_back(ctx, in[0], in[1], in[2], in[3], in[4], optional(in, a->mask_at),
-        optional(in, a->sinks_at), a->scale, a->max_bias, a->softcap);
+    struct gcuda_tensor * y = gcuda_flash_attn_ext_back(ctx, in[0], in[1], in[2], in[3], in[4],
+        optional(in, a->mask_at), optional(in, a->sinks_at), a->scale, a->max_bias, a->softcap);
     if (y != NULL && a->is_f32) { CHECK_OK(gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32)); }
-    return p->part == 4 || y == NULL ? y : gcuda_cont(ctx, gcuda_flash_attn_ext_back_part(ctx, y, (enum gcuda_flash_attn_grad) p->part));
+    return p->part == 4 || y == NULL
+               ? y
+               : gcuda_cont(ctx, gcuda_flash_attn_ext_back_part(ctx, y, (enum gcuda_flash_attn_grad) p->part));
 }
 
 // Each gradient by itself, for one may hide in the size of another.
@@ -659,18 +679,20 @@ static const char * judge_flash_attn_back(const struct op_case * c, const struct
             most = fmax(most, by);
         }
         at += n;
-        // few numbers have no rms to speak of: D of a query is the difference of larger ones, and a sink has little but it
+        // few numbers have no rms to speak of: D of a query is the difference of larger ones, and a sink has little but
+        // it
         const double rms = sqrt(size / (double) (n > 0 ? n : 1));
         if (error > bound * size || (n >= 32 && most > 16.0 * sqrt(bound) * rms)) {
-            snprintf(text, sizeof text, "gradient of %s: NMSE %.3g, error of %.3g rms, bound %g", names[i], error / size, most / rms, bound);
+            snprintf(text, sizeof text, "gradient of %s: NMSE %.3g, error of %.3g rms, bound %g", names[i],
+                error / size, most / rms, bound);
             return text;
         }
     }
     return at == arr_n(got) && at == arr_n(c->out) ? NULL : "the gradients have another size";
 }
 
-static void flash_attn_back_part(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * attn,
-    unsigned layouts, fill_fn mask, int part) {
+static void flash_attn_back_part(const char * types, const char * shapes, const char * tag,
+    const struct p_flash_attn * attn, unsigned layouts, fill_fn mask, int part) {
     const struct p_flash_attn_back p = { *attn, part };
     struct op_test t;
     memset(&t, 0, sizeof t);
@@ -683,8 +705,8 @@ static void flash_attn_back_part(const char * types, const char * shapes, const 
     if (attn->sinks_at > 0) { t.in[attn->sinks_at].lo = -3.0, t.in[attn->sinks_at].hi = 3.0; }
     op_test_run(&t);
 }
-static void flash_attn_back_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p,
-    unsigned layouts, fill_fn mask) {
+static void flash_attn_back_cases(const char * types, const char * shapes, const char * tag,
+    const struct p_flash_attn * p, unsigned layouts, fill_fn mask) {
     flash_attn_back_part(types, shapes, tag, p, layouts, mask, 4);
 }
 
@@ -692,63 +714,78 @@ TEST(flash_attn_back_parts) {
     static const struct p_flash_attn all = { 0.3f, 8.0f, 4.0f, 5, 6, 0, 0 };
     static const char * const parts[] = { "q", "k", "v", "sinks" };
     for (int part = 0; part < 4; ++part) {
-        flash_attn_back_part("F32,F16,F16,F32,F32,F16,F32>F32", "24,5,40|24,11,20|16,11,10|16,40,5|16,40,5|11,5|40", parts[part], &all, 0, fill_mask, part);
+        flash_attn_back_part("F32,F16,F16,F32,F32,F16,F32>F32", "24,5,40|24,11,20|16,11,10|16,40,5|16,40,5|11,5|40",
+            parts[part], &all, 0, fill_mask, part);
     }
 }
 
 // q, k, v, y, dy, mask and sinks of one setting, as text
-static const char * flash_attn_back_shape(
-    char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv, int group, int batch, const struct p_flash_attn * p) {
+static const char * flash_attn_back_shape(char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv,
+    int group, int batch, const struct p_flash_attn * p) {
     const int h = heads_kv * group;
-    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, h, batch, dk, kv, heads_kv, batch,
-        dv, kv, heads_kv, batch, dv, h, n, batch, dv, h, n, batch);
+    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, h, batch, dk,
+        kv, heads_kv, batch, dv, kv, heads_kv, batch, dv, h, n, batch, dv, h, n, batch);
     if (p->mask_at > 0) { used += snprintf(out + used, size - (size_t) used, "|%d,%d,1,%d", kv, n + n % 2, batch); }
     if (p->sinks_at > 0) { snprintf(out + used, size - (size_t) used, "|%d", h); }
     return out;
 }
 
 TEST(flash_attn_back_head_sizes) {
-    static const int dims[][2] = { { 64, 64 }, { 128, 128 }, { 40, 40 }, { 80, 80 }, { 256, 256 }, { 576, 512 }, { 192, 128 }, { 1, 1 }, { 33, 17 } };
+    static const int dims[][2] = { { 64, 64 }, { 128, 128 }, { 40, 40 }, { 80, 80 }, { 256, 256 }, { 576, 512 },
+        { 192, 128 }, { 1, 1 }, { 33, 17 } };
     char shape[256];
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; ++i) {
         const int dk = dims[i][0], dv = dims[i][1];
         const float scale = 1.0f / sqrtf((float) dk);
-        const struct p_flash_attn p[] = { { scale, 0.0f, 0.0f, 0, 0, 0, 0 }, { scale, 0.0f, 0.0f, 5, 0, 1, 0 }, { scale, 8.0f, 0.0f, 5, 6, 0, 0 },
-            { 3.0f * scale, 0.0f, 2.0f, 5, 0, 0, 0 }, { scale, 0.0f, 0.0f, 0, 5, 0, 0 } };
+        const struct p_flash_attn p[] = { { scale, 0.0f, 0.0f, 0, 0, 0, 0 }, { scale, 0.0f, 0.0f, 5, 0, 1, 0 },
+            { scale, 8.0f, 0.0f, 5, 6, 0, 0 }, { 3.0f * scale, 0.0f, 2.0f, 5, 0, 0, 0 },
+            { scale, 0.0f, 0.0f, 0, 5, 0, 0 } };
         static const char * const tag[] = { "plain", "mask", "alibi-sinks", "softcap", "sinks" };
         for (int k = 0; k < 5; ++k) {
             const char * types = k == 0 || k == 4 ? "F32 F32,F16,F16,F32>F32 F32,BF16,BF16,F32>F32"
-                                                  : "F32,F32,F32,F32,F32,F16,F32>F32 F32,F16,F16,F32,F32,F16,F32>F32 F32,BF16,BF16,F32,F32,F16,F32>F32";
-            flash_attn_back_cases(types, flash_attn_back_shape(shape, sizeof shape, dk, dv, i < 2 ? 34 : 5, i < 2 ? 67 : 19, 2, 2, 1, &p[k]), tag[k], &p[k],
-                0, fill_mask);
+                                                  : "F32,F32,F32,F32,F32,F16,F32>F32 F32,F16,F16,F32,F32,F16,F32>F32 "
+                                                    "F32,BF16,BF16,F32,F32,F16,F32>F32";
+            flash_attn_back_cases(types,
+                flash_attn_back_shape(shape, sizeof shape, dk, dv, i < 2 ? 34 : 5, i < 2 ? 67 : 19, 2, 2, 1, &p[k]),
+                tag[k], &p[k], 0, fill_mask);
         }
     }
 }
 
 TEST(flash_attn_back_shapes) {
     static const struct p_flash_attn plain = { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.2f, 0.0f, 0.0f, 5, 0, 0, 0 };
-    static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 5, 6, 0, 0 }, exact = { 0.125f, 8.0f, 5.0f, 5, 6, 1, 0 };
+    static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 5, 6, 0, 0 },
+                                     exact = { 0.125f, 8.0f, 5.0f, 5, 6, 1, 0 };
     // one position, odd numbers of them, groups that are no power of two, k and v with other head counts, batches
     flash_attn_back_cases("F32 F16,BF16,F16,BF16,F16>F32",
-        "40,1,1|40,1,1|40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2|40,12,3,2|40,12,3,2 64,2,20|64,5,1|64,5,1|64,20,2|64,20,2 "
+        "40,1,1|40,1,1|40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2|40,12,3,2|40,12,3,2 "
+        "64,2,20|64,5,1|64,5,1|64,20,2|64,20,2 "
         "40,35,4,2|40,19,4,2|40,19,2,2|40,4,35,2|40,4,35,2 128,33,3|128,65,1|128,65,1|128,3,33|128,3,33",
         "plain", &plain, LAYOUT_ROWS, NULL);
     flash_attn_back_cases("F32,F16,F16,F32,F32,F16>F32 F32,F32,F32,F32,F32,F32>F32",
-        "64,3,6,4|64,9,2,4|64,9,2,4|64,6,3,4|64,6,3,4|9,4,3,2 128,33,2,2|128,64,1,2|128,64,1,2|128,2,33,2|128,2,33,2|64,34,2,2",
+        "64,3,6,4|64,9,2,4|64,9,2,4|64,6,3,4|64,6,3,4|9,4,3,2 "
+        "128,33,2,2|128,64,1,2|128,64,1,2|128,2,33,2|128,2,33,2|64,34,2,2",
         "mask", &mask, LAYOUT_ROWS, fill_mask);
-    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,5,12|64,33,3|64,33,3|64,12,5|64,12,5|33,5|12 16,5,6,2|16,33,6,2|16,33,3,2|16,6,5,2|16,6,5,2|33,5,1,2|6",
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32",
+        "64,5,12|64,33,3|64,33,3|64,12,5|64,12,5|33,5|12 16,5,6,2|16,33,6,2|16,33,3,2|16,6,5,2|16,6,5,2|33,5,1,2|6",
         "alibi", &alibi, 0, fill_mask);
-    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 24,5,4|24,33,2|24,33,2|24,4,5|24,4,5|33,5|4",
-        "exact", &exact, 0, fill_mask);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32",
+        "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 24,5,4|24,33,2|24,33,2|24,4,5|24,4,5|33,5|4", "exact", &exact, 0,
+        fill_mask);
     flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32 F32,F32,F32,F32,F32,F16,F32>F32",
-        "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 16,5,4|16,33,2|16,33,2|16,4,5|16,4,5|33,5|4", "all-masked", &alibi, 0, fill_all_masked);
-    flash_attn_back_cases("F32", "16,0,4|16,33,2|16,33,2|16,4,0|16,4,0 64,0,4|64,33,2|64,33,2|64,4,0|64,4,0", "empty", &plain, 0, NULL);
-    flash_attn_back_cases("F32 F32,F16,F16,F32>F32", "32,3,4,2|32,0,2,2|32,0,2,2|32,4,3,2|32,4,3,2 64,1,4|64,0,1|64,0,1|64,4,1|64,4,1", "no-positions",
-        &plain, 0, NULL);
-    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,3,4|64,0,2|64,0,2|64,4,3|64,4,3|0,3|4", "no-positions", &alibi, 0, fill_mask);
+        "64,5,4|64,33,2|64,33,2|64,4,5|64,4,5|33,5|4 16,5,4|16,33,2|16,33,2|16,4,5|16,4,5|33,5|4", "all-masked", &alibi,
+        0, fill_all_masked);
+    flash_attn_back_cases(
+        "F32", "16,0,4|16,33,2|16,33,2|16,4,0|16,4,0 64,0,4|64,33,2|64,33,2|64,4,0|64,4,0", "empty", &plain, 0, NULL);
+    flash_attn_back_cases("F32 F32,F16,F16,F32>F32",
+        "32,3,4,2|32,0,2,2|32,0,2,2|32,4,3,2|32,4,3,2 64,1,4|64,0,1|64,0,1|64,4,1|64,4,1", "no-positions", &plain, 0,
+        NULL);
+    flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32", "64,3,4|64,0,2|64,0,2|64,4,3|64,4,3|0,3|4", "no-positions",
+        &alibi, 0, fill_mask);
     if (test_full()) {
         flash_attn_back_cases("F32,F16,F16,F32,F32,F16,F32>F32",
-            "128,200,16|128,512,4|128,512,4|128,16,200|128,16,200|512,200|16 64,300,12,2|64,257,4,2|64,257,4,2|64,12,300,2|64,12,300,2|257,300,1,2|12",
+            "128,200,16|128,512,4|128,512,4|128,16,200|128,16,200|512,200|16 "
+            "64,300,12,2|64,257,4,2|64,257,4,2|64,12,300,2|64,12,300,2|257,300,1,2|12",
             "full", &alibi, LAYOUT_ROWS, fill_mask);
     }
 }
@@ -768,8 +805,10 @@ TEST(flash_attn_back_unread) { // NaN where no token looks must not show
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32,F16,F16,F32,F32,F16>F32 F32", t.p = &p, t.n_in = 6;
-    t.shapes = "40,3,2|40,37,2|40,37,2|40,2,3|40,2,3|37,3 64,3,4|64,37,2|64,37,2|64,4,3|64,4,3|37,3 128,9,2|128,70,1|128,70,1|128,2,9|128,2,9|70,9";
-    t.build = build_flash_attn_back, t.ref = ref_flash_attn_back_unread, t.judge = judge_flash_attn_back, t.max_nmse = 5e-4;
+    t.shapes = "40,3,2|40,37,2|40,37,2|40,2,3|40,2,3|37,3 64,3,4|64,37,2|64,37,2|64,4,3|64,4,3|37,3 "
+               "128,9,2|128,70,1|128,70,1|128,2,9|128,2,9|70,9";
+    t.build = build_flash_attn_back, t.ref = ref_flash_attn_back_unread, t.judge = judge_flash_attn_back,
+    t.max_nmse = 5e-4;
     t.in[1].fill = t.in[2].fill = fill_stale, t.in[5].fill = fill_mask_stale;
     op_test_run(&t);
 }
@@ -791,19 +830,21 @@ TEST(flash_attn_back_ranges) {
         struct op_test t;
         memset(&t, 0, sizeof t);
         t.types = "F32,F16,F16,F32,F32>F32 F32", t.p = &p, t.n_in = 5, t.tag = i == 0 ? "tiny" : "huge";
-        t.shapes = "64,9,2|64,37,1|64,37,1|64,2,9|64,2,9 128,9,2|128,40,2|128,40,2|128,2,9|128,2,9 24,9,2|24,7,2|24,7,2|24,2,9|24,2,9";
-        t.build = build_flash_attn_back, t.ref = ref_flash_attn_back, t.judge = judge_flash_attn_back, t.max_nmse = 5e-4;
+        t.shapes = "64,9,2|64,37,1|64,37,1|64,2,9|64,2,9 128,9,2|128,40,2|128,40,2|128,2,9|128,2,9 "
+                   "24,9,2|24,7,2|24,7,2|24,2,9|24,2,9";
+        t.build = build_flash_attn_back, t.ref = ref_flash_attn_back, t.judge = judge_flash_attn_back,
+        t.max_nmse = 5e-4;
         t.in[4].fill = fills[i];
         op_test_run(&t);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- rope
+// ---------------------------------------------------------------------------------------- rope
 static struct gcuda_tensor * build_rope_as(
     struct gcuda_context * ctx, struct gcuda_tensor ** in, const struct p_rope * p, bool inplace) {
     struct gcuda_tensor * f = in[2];
     int s[4] = { p->sections[0], p->sections[1], p->sections[2], p->sections[3] };
-#define ROPE_TAIL                                                                                                      \
+#define ROPE_TAIL \
     p->mode, p->n_ctx_orig, p->freq_base, p->freq_scale, p->ext_factor, p->attn_factor, p->beta_fast, p->beta_slow
     if ((p->mode & 8) != 0) {
         return p->is_back ? gcuda_rope_multi_back(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL)
@@ -857,7 +898,11 @@ static struct p_rope rope_params(
 // One mode with one row shape: plain, then every way in which YaRN and the factors change the angle.
 static void rope_mode(int mode, int d, int n_dims, const char * rest, int n_tokens) {
     char shape[96], tag[96];
-    static const struct { const char * tag; int n_ctx; float scale, ext, attn, fast, slow; } ways[] = {
+    static const struct {
+        const char * tag;
+        int n_ctx;
+        float scale, ext, attn, fast, slow;
+    } ways[] = {
         { "plain", 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f },
         { "scaled", 0, 1.4245f, 0.0f, 1.4245f, 0.0f, 0.0f },
         { "yarn-inf", 0, 1.4245f, 0.7465f, 1.4245f, 1.0f, 1.0f }, // no context length: the ramp's end is at -inf
@@ -873,7 +918,9 @@ static void rope_mode(int mode, int d, int n_dims, const char * rest, int n_toke
             snprintf(tag, sizeof tag, "mode=%d,n=%d,%s%s", mode, n_dims, ways[i].tag, back ? ",back" : "");
             const bool wide = i == 0 || i == 3;
             rope_cases(wide ? "F32,I32>F32 F16,I32>F16 BF16,I32>BF16" : "F32,I32>F32", shape, tag, &p, false,
-                !wide ? 0 : i == 0 ? LAYOUT_ANY : LAYOUT_ROWS);
+                !wide    ? 0
+                : i == 0 ? LAYOUT_ANY
+                         : LAYOUT_ROWS);
             strcat(tag, ",factors");
             rope_cases(wide ? "F32,I32,F32>F32 F16,I32,F32>F16" : "F32,I32,F32>F32", shape, tag, &p, true, 0);
         }
@@ -915,7 +962,8 @@ TEST(rope_of_no_dimension) { // a copy, whatever the frequencies and sections, i
         p.freq_base = 0.0f;
         memset(p.sections, 0, sizeof p.sections);
         snprintf(tag, sizeof tag, "mode=%d,n=0%s", p.mode, p.is_back ? ",back" : "");
-        rope_cases("F32,I32>F32 F16,I32>F16 BF16,I32>BF16", (p.mode & 8) != 0 ? "24,2,3,2|12" : "24,2,3,2|3", tag, &p, false, LAYOUT_ANY);
+        rope_cases("F32,I32>F32 F16,I32>F16 BF16,I32>BF16", (p.mode & 8) != 0 ? "24,2,3,2|12" : "24,2,3,2|3", tag, &p,
+            false, LAYOUT_ANY);
         strcat(tag, ",factors");
         rope_cases("F32,I32,F32>F32", (p.mode & 8) != 0 ? "64,70,3|12|1" : "64,70,3|3|1", tag, &p, true, 0);
     }

@@ -100,7 +100,7 @@ struct p_conv_3d {
 static double ref_voxel(
     const struct p_conv_3d * p, const struct arr * b, const int64_t * o, const int64_t * k, int64_t i3) {
     return ref_pixel(b, o[0] * p->s[0] + k[0] * p->d[0] - p->p[0], o[1] * p->s[1] + k[1] * p->d[1] - p->p[1],
-                     o[2] * p->s[2] + k[2] * p->d[2] - p->p[2], i3);
+        o[2] * p->s[2] + k[2] * p->d[2] - p->p[2], i3);
 }
 
 static void ref_im2col_3d(const struct op_case * c) {
@@ -150,7 +150,7 @@ static void ref_conv_3d(const struct op_case * c) {
 
 // >>op:conv_2d   one output element of channels [ic0, ic0 + n_ic), kernel channel index offset 0
 static double ref_conv_dot(const struct p_conv * p, const struct arr * a, const struct arr * b, const int64_t * o,
-                           int64_t oc, int64_t ic0, int64_t n_ic) {
+    int64_t oc, int64_t ic0, int64_t n_ic) {
     double sum = 0.0;
     for (int64_t ic = 0; ic < n_ic; ++ic) {
         for (int64_t kh = 0; kh < a->ne[1]; ++kh) {
@@ -193,7 +193,8 @@ static void ref_conv_2d_dw(const struct op_case * c) {
     }
 }
 
-// >>op:conv_1d   kernel [K, IC, OC], signal [L, IC, N], result [OW, OC, N]; depthwise: kernel [K, 1, C], result [OW, C, 1]
+// >>op:conv_1d   kernel [K, IC, OC], signal [L, IC, N], result [OW, OC, N]; depthwise: kernel [K, 1, C], result [OW, C,
+//                1]
 static double ref_conv_1d_dot(
     const struct p_conv * p, const struct op_case * c, int64_t ow, int64_t oc, int64_t ic0, int64_t n) {
     const struct arr * a = c->in[0];
@@ -277,7 +278,8 @@ struct p_pool {
     bool is_1d; // the average divides by what lies inside
 };
 
-// Where in its plane the largest element of window o is: the first of equal ones, NaN only if there is no number; -1: only padding.
+// Where in its plane the largest element of window o is: the first of equal ones, NaN only if there is no number; -1:
+// only padding.
 static int64_t ref_pool_winner(const struct p_pool * p, const struct arr * a, const int64_t * o) {
     int64_t winner = -1;
     double max = 0.0;
@@ -313,10 +315,11 @@ static void ref_pool_2d(const struct op_case * c) {
     const struct p_pool * p = (const struct p_pool *) c->p;
     const int64_t * a = c->in[0]->ne;
     struct arr * y = c->out;
-    arr_new(y, ref_pool_out(a[0], p->k0, p->s0, p->p0, p->rest), p->is_1d ? a[1] : ref_pool_out(a[1], p->k1, p->s1, p->p1, p->rest), a[2], a[3]);
+    arr_new(y, ref_pool_out(a[0], p->k0, p->s0, p->p0, p->rest),
+        p->is_1d ? a[1] : ref_pool_out(a[1], p->k1, p->s1, p->p1, p->rest), a[2], a[3]);
     for (int64_t i = 0; i < y->ne[0] * y->ne[1] * y->ne[2] * y->ne[3]; ++i) {
         const int64_t o[4] = { i % y->ne[0], i / y->ne[0] % y->ne[1], i / y->ne[0] / y->ne[1] % y->ne[2],
-                               i / y->ne[0] / y->ne[1] / y->ne[2] };
+            i / y->ne[0] / y->ne[1] / y->ne[2] };
         y->d[i] = ref_pool_window(p, c->in[0], o);
     }
 }
@@ -333,7 +336,7 @@ static void ref_pool_2d_back(const struct op_case * c) {
     arr_like(y, a);
     for (int64_t i = 0; i < dy->ne[0] * dy->ne[1] * dy->ne[2] * dy->ne[3]; ++i) {
         const int64_t o[4] = { i % dy->ne[0], i / dy->ne[0] % dy->ne[1], i / dy->ne[0] / dy->ne[1] % dy->ne[2],
-                               i / dy->ne[0] / dy->ne[1] / dy->ne[2] };
+            i / dy->ne[0] / dy->ne[1] / dy->ne[2] };
         const int64_t winner = ref_pool_winner(p, a, o);
         for (int64_t j = 0; j < p->k0 * p->k1; ++j) {
             const int64_t x = o[0] * p->s0 - p->p0 + j % p->k0, row = o[1] * p->s1 - p->p1 + j / p->k0;
@@ -350,7 +353,7 @@ static void ref_pool_2d_back(const struct op_case * c) {
 // >>op:upscale   coordinates in F32 as the definition says, because the last bit decides between neighbours
 struct p_upscale {
     int64_t ne[4];
-    int mode; // with flags
+    int mode;   // with flags
     int factor; // > 0: through gcuda_upscale
 };
 
@@ -406,8 +409,8 @@ static int ref_antialias_taps(float c, float sf, float offset, int64_t n, int64_
     return n_taps;
 }
 
-static int ref_upscale_taps(const struct p_upscale * p, const struct ref_scale * s, int d, int64_t i, int64_t n,
-                            int64_t * idx, double * w) {
+static int ref_upscale_taps(
+    const struct p_upscale * p, const struct ref_scale * s, int d, int64_t i, int64_t n, int64_t * idx, double * w) {
     const float center = ((float) i + s->offset) / s->f[d];
     switch (p->mode & 0xff) {
         case 1:
@@ -433,7 +436,7 @@ static void ref_upscale(const struct op_case * c) {
     const struct ref_scale s = ref_upscale_factors(p, a, y);
     for (int64_t i = 0; i < y->ne[0] * y->ne[1] * y->ne[2] * y->ne[3]; ++i) {
         const int64_t o[4] = { i % y->ne[0], i / y->ne[0] % y->ne[1], i / y->ne[0] / y->ne[1] % y->ne[2],
-                               i / y->ne[0] / y->ne[1] / y->ne[2] };
+            i / y->ne[0] / y->ne[1] / y->ne[2] };
         int64_t ix[256], iy[256];
         double wx[256], wy[256];
         const int nx = ref_upscale_taps(p, &s, 0, o[0], a->ne[0], ix, wx);
@@ -529,7 +532,8 @@ TEST(im2col_2d) {
     im2col_cases("3,3,2,1|12,12,2,60 3,2,1,1|300,257,1,1 3,3,1,1|1,1,1,1", p, 0);
     im2col_cases("3,3,2,1|9,8,2,0 3,3,0,1|9,8,0,2", p, 0); // no images, no channels
     p.type = GCUDA_TYPE_F16;
-    struct op_test t = conv_test("F16 BF16>F16 F32,BF16>F16", "3,3,3,2|9,7,3,2", "16-bit", &p, build_im2col, ref_im2col, 1e-7);
+    struct op_test t =
+        conv_test("F16 BF16>F16 F32,BF16>F16", "3,3,3,2|9,7,3,2", "16-bit", &p, build_im2col, ref_im2col, 1e-7);
     t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
     op_test_run(&t);
     p.type = GCUDA_TYPE_F32;
@@ -554,35 +558,39 @@ static struct gcuda_tensor * build_im2col_back(
 TEST(im2col_back) {
     static const int sets[][6] = { { 1, 1, 0, 0, 1, 1 }, { 2, 1, 1, 2, 1, 1 }, { 3, 3, 3, 0, 1, 2 },
         { 1, 2, 4, 3, 3, 2 } };
-    static const int kernels[][3] = { { 1, 1, 1 }, { 3, 3, 2 }, { 2, 3, 3 }, { 3, 3, 20 }, { 5, 2, 6 } }; // columns in fours: the last two
+    // columns in fours: the last two
+    static const int kernels[][3] = { { 1, 1, 1 }, { 3, 3, 2 }, { 2, 3, 3 }, { 3, 3, 20 }, { 5, 2, 6 } };
     for (int i = 0; i < 4; ++i) {
         for (int k = 0; k < 5; ++k) {
             char shape[128], tag[96];
             struct p_conv p = conv_params(sets[i][0], sets[i][1], sets[i][2], sets[i][3], sets[i][4], sets[i][5]);
-            const int kw = kernels[k][0], kh = kernels[k][1], ic = kernels[k][2], w = k < 3 ? 11 : 35, h = k < 3 ? 9 : 19;
+            const int kw = kernels[k][0], kh = kernels[k][1], ic = kernels[k][2], w = k < 3 ? 11 : 35,
+                      h = k < 3 ? 9 : 19;
             const int64_t ne[4] = { w, h, ic, 2 };
             memcpy(p.ne, ne, sizeof ne);
             conv_tag(tag, sizeof tag, &p);
             snprintf(shape, sizeof shape, "%d,%d,%d,2|%d,%d,%d,1", kw * kh * ic,
                 (int) ref_conv_out(w, kw, p.s0, p.p0, p.d0), (int) ref_conv_out(h, kh, p.s1, p.p1, p.d1), kw, kh, ic);
-            struct op_test t = conv_test("F32 F32,F16>F32 F16>F32 BF16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
+            struct op_test t =
+                conv_test("F32 F32,F16>F32 F16>F32 BF16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
             t.in[0].layouts = i == k ? LAYOUT_ANY : 0;
             op_test_run(&t);
             const int64_t ne_1d[4] = { k < 3 ? 11 : 150, ic, 2, 1 };
             memcpy(p.ne, ne_1d, sizeof ne_1d);
             p.is_2d = 0, p.s1 = p.p1 = p.d1 = 0;
-            snprintf(
-                shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic, (int) ref_conv_out((int) ne_1d[0], kw, p.s0, p.p0, p.d0), kw, ic);
+            snprintf(shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic,
+                (int) ref_conv_out((int) ne_1d[0], kw, p.s0, p.p0, p.d0), kw, ic);
             conv_tag(tag, sizeof tag, &p);
             t.tag = tag;
             op_test_run(&t);
         }
     }
-    struct p_conv patches = conv_params(16, 16, 0, 0, 1, 1); // many columns of few places: as those of images cut into patches
+    // many columns of few places: as those of images cut into patches
+    struct p_conv patches = conv_params(16, 16, 0, 0, 1, 1);
     const int64_t image[4] = { 35, 33, 20, 2 };
     memcpy(patches.ne, image, sizeof image);
-    const struct op_test of_patches =
-        conv_test("F32 F16>F32", "5120,2,2,2|16,16,20,1", "patches", &patches, build_im2col_back, ref_im2col_back, 1e-7);
+    const struct op_test of_patches = conv_test(
+        "F32 F16>F32", "5120,2,2,2|16,16,20,1", "patches", &patches, build_im2col_back, ref_im2col_back, 1e-7);
     op_test_run(&of_patches);
     struct p_conv p = conv_params(2, 1, 1, 0, 1, 1);
     for (int k = 2; k < 4; ++k) { // no channels, no images
@@ -629,11 +637,12 @@ TEST(im2col_3d) {
         op_test_run(&t);
     }
     struct p_conv_3d p = conv_3d_params(2, 1, 1, 1, false);
-    struct op_test t = conv_test(
-        "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4 2,3,2,10|70,5,3,20", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
+    struct op_test t = conv_test("F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4 2,3,2,10|70,5,3,20", "kernels",
+        &p, build_im2col_3d, ref_im2col_3d, 1e-7);
     t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
-    t.shapes = "1,2,3,1|5,4,3,6 3,1,2,5|4,5,3,2 2,3,2,0|70,5,3,20", t.tag = "last extent"; // of the kernel: says nothing about channels
+    // of the kernel: says nothing about channels
+    t.shapes = "1,2,3,1|5,4,3,6 3,1,2,5|4,5,3,2 2,3,2,0|70,5,3,20", t.tag = "last extent";
     op_test_run(&t);
     t.shapes = "3,3,3,2|9,8,7,0", t.tag = "empty", t.in[1].layouts = 0; // no images
     op_test_run(&t);
@@ -641,7 +650,8 @@ TEST(im2col_3d) {
         static const enum gcuda_type to[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
         static const char * const types[] = { "F16>F32 BF16>F32", "F16 F32,BF16>F16", "F32>BF16 F32,F16>BF16 BF16" };
         p.type = to[i];
-        t = conv_test(types[i], "1,2,3,4|5,4,3,6 2,3,2,10|70,5,3,20", "16-bit", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
+        t = conv_test(
+            types[i], "1,2,3,4|5,4,3,6 2,3,2,10|70,5,3,20", "16-bit", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
         t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
         op_test_run(&t);
     }
@@ -652,8 +662,8 @@ TEST(conv_3d) {
         char tag[64];
         const struct p_conv_3d p = conv_3d_params(2, i % 3 + 1, i % 2 * 2, i / 3 + 1, i == 4);
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d", p.s[0], p.p[0], p.d[1]);
-        struct op_test t =
-            conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2 1,2,3,4|7,6,5,0", tag, &p, build_conv_3d, ref_conv_3d, 5e-4);
+        struct op_test t = conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2 1,2,3,4|7,6,5,0", tag, &p,
+            build_conv_3d, ref_conv_3d, 5e-4);
         op_test_run(&t);
     }
 }
@@ -703,18 +713,20 @@ TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; 
         build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
-    t = conv_test("F32 F16 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty", &p, build_conv_2d_direct,
-        ref_conv_2d, 5e-4); // no images, no channels; without channels to sum a result of zeros
+    t = conv_test("F32 F16 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty", &p,
+        build_conv_2d_direct, ref_conv_2d, 5e-4); // no images, no channels; without channels to sum a result of zeros
     op_test_run(&t);
-    t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1",
-        "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16",
+        "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1", "blocks", &p, build_conv_2d_direct,
+        ref_conv_2d, 5e-4);
     op_test_run(&t);
 }
 
 TEST(conv_2d_direct_kernel_layouts) { // kernels that are no plain array: few channels, tiles, large products
     struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
-    struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2 1,3,4,20|9,8,4,2 3,3,33,70|9,8,33,1",
-        "kernel layouts", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    struct op_test t =
+        conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2 1,3,4,20|9,8,4,2 3,3,33,70|9,8,33,1",
+            "kernel layouts", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[0].layouts = LAYOUT_ANY;
     op_test_run(&t);
     p = conv_params(1, 1, 1, 1, 1, 1);
@@ -725,7 +737,8 @@ TEST(conv_2d_direct_kernel_layouts) { // kernels that are no plain array: few ch
 
 TEST(conv_2d_direct_tiles) { // enough pixels and channels for the larger tiles of a GPU
     const struct p_conv p = conv_params(1, 1, 0, 0, 1, 1);
-    struct op_test t = conv_test("F16,F32>F32", "1,1,2,130|128,97,2,1", "128x128", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    struct op_test t =
+        conv_test("F16,F32>F32", "1,1,2,130|128,97,2,1", "128x128", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
     t = conv_test("F32", "1,1,2,20|255,130,2,1", "64x128", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
@@ -735,18 +748,20 @@ TEST(conv_2d_direct_tiles) { // enough pixels and channels for the larger tiles 
 
 TEST(conv_2d_direct_packed) { // every tile of the large products, with channels and images that fill none
     const struct p_conv p[] = { conv_params(1, 1, 1, 1, 1, 1), conv_params(2, 1, 1, 2, 1, 2) };
-    struct op_test t = conv_test("F16,F32>F32", "3,3,24,40|13,12,24,1 3,3,24,40|18,17,24,1 3,3,24,100|15,13,24,1 3,3,20,130|9,7,20,5",
-        "packed", &p[0], build_conv_2d_direct, ref_conv_2d, 5e-4);
+    struct op_test t =
+        conv_test("F16,F32>F32", "3,3,24,40|13,12,24,1 3,3,24,40|18,17,24,1 3,3,24,100|15,13,24,1 3,3,20,130|9,7,20,5",
+            "packed", &p[0], build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
-    t = conv_test("F16,F32>F32 F16>F16 F16,BF16>BF16", "3,2,31,70|33,12,31,1 1,1,200,130|21,16,200,2", "packed_strided", &p[1],
-        build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t = conv_test("F16,F32>F32 F16>F16 F16,BF16>BF16", "3,2,31,70|33,12,31,1 1,1,200,130|21,16,200,2", "packed_strided",
+        &p[1], build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[0].layouts = 0;
     t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
 }
 
-static struct gcuda_tensor * build_conv_2d_exact(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_conv_2d_exact(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     struct gcuda_tensor * y = build_conv_2d_direct(ctx, in, params);
     if (y != NULL) { gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32); }
     return y;
@@ -754,8 +769,8 @@ static struct gcuda_tensor * build_conv_2d_exact(struct gcuda_context * ctx, str
 
 TEST(conv_2d_precision) { // nothing is rounded before the product
     const struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
-    const struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32", "3,3,33,70|9,8,33,1 1,1,600,20|9,8,600,2", "exact", &p,
-        build_conv_2d_exact, ref_conv_2d, 1e-7);
+    const struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32", "3,3,33,70|9,8,33,1 1,1,600,20|9,8,600,2",
+        "exact", &p, build_conv_2d_exact, ref_conv_2d, 1e-7);
     op_test_run(&t);
 }
 
@@ -763,8 +778,8 @@ TEST(conv_2d) {
     const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(1, 2, 1, 3, 2, 1),
         conv_params(3, 5, 5, 5, 2, 4) };
     for (int i = 0; i < 3; ++i) { conv_2d_shapes(&p[i], false); }
-    const struct op_test t = conv_test("F32 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty", &p[0],
-        build_conv_2d, ref_conv_2d, 5e-4);
+    const struct op_test t = conv_test("F32 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty",
+        &p[0], build_conv_2d, ref_conv_2d, 5e-4);
     op_test_run(&t);
 }
 
@@ -822,8 +837,11 @@ TEST(conv_2d_dw) {
     for (int i = 0; i < 4; ++i) {
         char tag[96];
         conv_tag(tag, sizeof tag, &p[i]);
-        const char * shapes = test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2 1,3,1,6|1,9,6,2 3,3,1,6|3,9,6,2"
-                                          : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4 5,5,1,8|28,9,8,2 1,3,1,6|1,9,6,2 3,3,1,6|3,9,6,2";
+        const char * shapes =
+            test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2 1,3,1,6|1,9,6,2 "
+                          "3,3,1,6|3,9,6,2"
+                        : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4 5,5,1,8|28,9,8,2 "
+                          "1,3,1,6|1,9,6,2 3,3,1,6|3,9,6,2";
         struct op_test t = conv_test("F32", shapes, tag, &p[i], build_conv_2d_dw_direct, ref_conv_2d_dw, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
         op_test_run(&t);
@@ -850,7 +868,8 @@ TEST(conv_2d_dw) {
     op_test_run(&t);
 }
 
-static void fill_border_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // of every third kernel
+// of every third kernel
+static void fill_border_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     FOR_ARR(a) {
         const bool is_border = i0 == 0 || i1 == 0 || i0 == a->ne[0] - 1 || i1 == a->ne[1] - 1;
@@ -859,23 +878,27 @@ static void fill_border_infinite(struct rng * r, const struct op_case * c, int k
 }
 static void ref_conv_2d_dw_inside(const struct op_case * c) {
     const struct p_conv * p = (const struct p_conv *) c->p;
-    const struct arr * k = c->in[0], * b = c->in[1];
-    arr_new(c->out, ref_conv_out(b->ne[0], k->ne[0], p->s0, p->p0, p->d0), ref_conv_out(b->ne[1], k->ne[1], p->s1, p->p1, p->d1), b->ne[2], b->ne[3]);
+    const struct arr *k = c->in[0], *b = c->in[1];
+    arr_new(c->out, ref_conv_out(b->ne[0], k->ne[0], p->s0, p->p0, p->d0),
+        ref_conv_out(b->ne[1], k->ne[1], p->s1, p->p1, p->d1), b->ne[2], b->ne[3]);
     FOR_ARR(c->out) {
         for (int64_t i = 0; i < k->ne[0] * k->ne[1]; ++i) {
-            const int64_t kw = i % k->ne[0], kh = i / k->ne[0], x = i0 * p->s0 + kw * p->d0 - p->p0, y = i1 * p->s1 + kh * p->d1 - p->p1;
+            const int64_t kw = i % k->ne[0], kh = i / k->ne[0], x = i0 * p->s0 + kw * p->d0 - p->p0,
+                          y = i1 * p->s1 + kh * p->d1 - p->p1;
             const bool is_inside = x >= 0 && x < b->ne[0] && y >= 0 && y < b->ne[1];
             AT(c->out, i0, i1, i2, i3) += is_inside ? AT(k, kw, kh, 0, i2) * AT(b, x, y, i2, i3) : 0.0;
         }
     }
 }
 TEST(conv_2d_dw_infinite) { // a weight without bounds takes no part outside of the image
-    const struct p_conv p[] = { conv_params(1, 1, 1, 1, 1, 1), conv_params(2, 2, 1, 1, 1, 1), conv_params(2, 1, 3, 2, 1, 3) };
+    const struct p_conv p[] = { conv_params(1, 1, 1, 1, 1, 1), conv_params(2, 2, 1, 1, 1, 1),
+        conv_params(2, 1, 3, 2, 1, 3) };
     for (int i = 0; i < 6; ++i) {
         char tag[96];
         conv_tag(tag, sizeof tag, &p[i % 3]);
         if (i >= 3) { strcat(tag, ",channels-first"); }
-        struct op_test t = conv_test("F32 F16", "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2 3,3,1,8|64,70,8,1 7,7,1,2|70,66,2,1",
+        struct op_test t = conv_test("F32 F16",
+            "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2 3,3,1,8|64,70,8,1 7,7,1,2|70,66,2,1",
             tag, &p[i % 3], i < 3 ? build_conv_2d_dw_direct : build_conv_2d_dw_channels, ref_conv_2d_dw_inside, 1e-7);
         t.in[0].fill = fill_border_infinite, t.in[1].lo = 0.5, t.in[1].hi = 1;
         op_test_run(&t);
@@ -903,8 +926,8 @@ TEST(conv_1d) { // `type` of the parameters only tells the constructors apart
         p.type = i == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
         char tag[96];
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d%s", p.s0, p.p0, p.d0, i == 3 ? ",half" : "");
-        const char * shapes =
-            i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1" : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2 3,4,5|40,4,0 3,0,5|40,0,2";
+        const char * shapes = i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1"
+                                     : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2 3,4,5|40,4,0 3,0,5|40,0,2";
         struct op_test t = conv_test("F16,F32>F32", shapes, tag, &p, build_conv_1d, ref_conv_1d, 5e-4);
         op_test_run(&t);
         t = conv_test("F16,F32>F32", i == 3 ? "4,1,6|30,6,1 5,1,1|9,1,1" : "3,1,5|40,5,1 4,1,1|33,1,1 2,1,16|9,16,1",
@@ -946,17 +969,20 @@ static struct gcuda_tensor * build_conv_transpose_2d(
     return gcuda_conv_transpose_2d_p0(ctx, in[0], in[1], ((const struct p_conv *) p)->s0);
 }
 
-static void fill_weights_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // the first and the last of a kernel
+// the first and the last of a kernel
+static void fill_weights_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     const int64_t n = a->ne[0] * (((const struct p_conv *) c->p)->is_2d ? a->ne[1] : 1);
     (void) k;
-    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = i % n == 0 || i % n == n - 1 ? HUGE_VAL : rng_between(r, 0.5, 1); }
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        a->d[i] = i % n == 0 || i % n == n - 1 ? HUGE_VAL : rng_between(r, 0.5, 1);
+    }
 }
 TEST(conv_transpose_infinite) { // a weight without bounds reaches the results that it is part of, and no other
     for (int i = 0; i < 2; ++i) {
         struct p_conv p = conv_params(1 + i, 0, 0, 0, 1, 1);
         p.is_2d = true;
-        struct op_test t = conv_test("F32 F16,F32>F32", "3,3,3,4|7,5,4 3,2,9,33|29,5,33 40,30,1,2|5,4,2", "2d", &p, build_conv_transpose_2d,
-            ref_conv_transpose_2d, 5e-4);
+        struct op_test t = conv_test("F32 F16,F32>F32", "3,3,3,4|7,5,4 3,2,9,33|29,5,33 40,30,1,2|5,4,2", "2d", &p,
+            build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
         t.in[0].fill = fill_weights_infinite, t.in[1].lo = 0.5, t.in[1].hi = 1;
         op_test_run(&t);
         p.is_2d = false;
@@ -979,7 +1005,8 @@ TEST(conv_transpose_2d) {
             conv_test("F16,F32>F32 F32", shapes, tag, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
         t.in[0].layouts = t.in[1].layouts = s == 2 ? LAYOUT_OFFSET : 0;
         op_test_run(&t);
-        t.types = "F16>F32 BF16,F32>F32 BF16>F32 F32,F16>F32 F16,BF16>F32", t.shapes = "2,3,4,3|5,4,3,3 3,3,7,40|9,7,40";
+        t.types = "F16>F32 BF16,F32>F32 BF16>F32 F32,F16>F32 F16,BF16>F32",
+        t.shapes = "2,3,4,3|5,4,3,3 3,3,7,40|9,7,40";
         op_test_run(&t);
         t.types = "F32 F16,F32>F32", t.shapes = "2,2,3,4|5,4,4,0 2,2,0,4|5,4,4,2 2,2,3,0|5,4,0,2"; // the last: zeros
         op_test_run(&t);
@@ -987,9 +1014,9 @@ TEST(conv_transpose_2d) {
 }
 
 // >>op:pool_2d
-#define POOL_ARGS(p)                                                                                                   \
-    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, (float) (p)->p0 + (p)->rest, \
-        (float) (p)->p1 + (p)->rest
+#define POOL_ARGS(p)                                                                          \
+    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, \
+        (float) (p)->p0 + (p)->rest, (float) (p)->p1 + (p)->rest
 
 static struct gcuda_tensor * build_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_pool * p = (const struct p_pool *) params;
@@ -1015,8 +1042,8 @@ static void fill_all_distinct(struct rng * r, const struct op_case * c, int k, s
 
 static void pool_2d_case(struct p_pool p) {
     char tag[96], shape[96];
-    snprintf(
-        tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d%s", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0, p.p1, p.rest > 0 ? ",rest" : "");
+    snprintf(tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d%s", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0,
+        p.p1, p.rest > 0 ? ",rest" : "");
     struct op_test t = conv_test("F32 F16>F32", "10,10,3,1 9,12,2,3", tag, &p, build_pool_2d, ref_pool_2d, 1e-7);
     t.n_in = 1, t.name = "pool_2d";
     t.in[0].layouts = p.k0 == 3 && p.s0 == 1 ? LAYOUT_OFFSET : 0;
@@ -1034,14 +1061,15 @@ TEST(pool_2d) {
             i & 64 ? 1 : 0, 0, 0 };
         pool_2d_case(p);
     }
-    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1, 0, 0 }, { 0, 5, 5, 1, 1, 2, 2, 0, 0 },
-        { 1, 9, 10, 1, 1, 0, 0, 0, 0 }, { 0, 6, 5, 2, 2, 1, 1, 0, 0 } };
+    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1, 0, 0 },
+        { 0, 5, 5, 1, 1, 2, 2, 0, 0 }, { 1, 9, 10, 1, 1, 0, 0, 0, 0 }, { 0, 6, 5, 2, 2, 1, 1, 0, 0 } };
     for (int i = 0; i < 5; ++i) { pool_2d_case(more[i]); }
     // half an element of padding: one more output, whose window lies partly or altogether outside
-    const struct p_pool halves[] = { { 1, 3, 3, 3, 3, 0, 0, 0.5f, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 }, { 1, 3, 2, 1, 2, 1, 0, 0.5f, 0 },
-        { 1, 1, 1, 1, 1, 0, 0, 0.5f, 0 } };
+    const struct p_pool halves[] = { { 1, 3, 3, 3, 3, 0, 0, 0.5f, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 },
+        { 1, 3, 2, 1, 2, 1, 0, 0.5f, 0 }, { 1, 1, 1, 1, 1, 0, 0, 0.5f, 0 } };
     for (int i = 0; i < 4; ++i) { pool_2d_case(halves[i]); }
-    struct op_test t = conv_test("F32 F16>F32", "8,8,2,2 16,40,2", "touching,rest", &halves[0], build_pool_2d, ref_pool_2d, 1e-7);
+    struct op_test t =
+        conv_test("F32 F16>F32", "8,8,2,2 16,40,2", "touching,rest", &halves[0], build_pool_2d, ref_pool_2d, 1e-7);
     t.n_in = 1, t.name = "pool_2d";
     op_test_run(&t);
 }
@@ -1052,15 +1080,17 @@ static void fill_pool_large(struct rng * r, const struct op_case * c, int k, str
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 3e38 * rng_between(r, 0.5, 1.0); }
 }
 TEST(pool_ends) {
-    static const struct p_pool sets[] = { { 1, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 2, 2, 2, 2, 0, 0, 0, 0 }, { 1, 3, 3, 3, 3, 0, 0, 0, 0 },
-        { 1, 5, 2, 3, 3, 1, 1, 0, 0 } };
+    static const struct p_pool sets[] = { { 1, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 2, 2, 2, 2, 0, 0, 0, 0 },
+        { 1, 3, 3, 3, 3, 0, 0, 0, 0 }, { 1, 5, 2, 3, 3, 1, 1, 0, 0 } };
     for (int i = 0; i < 4; ++i) {
         const struct p_pool * p = &sets[i];
         char shape[96];
-        struct op_test t = conv_test("F32 BF16>F32", "48,13,2 19,7", tagf("k=%d.%d,s=%d", p->k0, p->k1, p->s0), p, build_pool_2d, ref_pool_2d, 1e-7);
+        struct op_test t = conv_test("F32 BF16>F32", "48,13,2 19,7", tagf("k=%d.%d,s=%d", p->k0, p->k1, p->s0), p,
+            build_pool_2d, ref_pool_2d, 1e-7);
         t.n_in = 1, t.in[0].fill = fill_pool_large, t.name = "pool_ends";
         op_test_run(&t);
-        snprintf(shape, sizeof shape, "%d,%d,2|48,13,2", (int) ref_pool_out(48, p->k0, p->s0, p->p0, 0.0f), (int) ref_pool_out(13, p->k1, p->s1, p->p1, 0.0f));
+        snprintf(shape, sizeof shape, "%d,%d,2|48,13,2", (int) ref_pool_out(48, p->k0, p->s0, p->p0, 0.0f),
+            (int) ref_pool_out(13, p->k1, p->s1, p->p1, 0.0f));
         t = conv_test("F32", shape, t.tag, p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
         t.in[0].fill = fill_pool_large, t.name = "pool_ends/back";
         op_test_run(&t);
@@ -1068,8 +1098,9 @@ TEST(pool_ends) {
 }
 
 TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, touch, or leave some out
-    static const struct p_pool sets[] = { { 0, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 3, 3, 2, 2, 1, 1, 0, 0 }, { 1, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 },
-        { 0, 2, 5, 5, 3, 1, 2, 0, 0 }, { 1, 31, 2, 32, 2, 3, 0, 0, 0 } };
+    static const struct p_pool sets[] = { { 0, 3, 3, 1, 1, 1, 1, 0, 0 }, { 1, 3, 3, 2, 2, 1, 1, 0, 0 },
+        { 1, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 }, { 0, 2, 5, 5, 3, 1, 2, 0, 0 },
+        { 1, 31, 2, 32, 2, 3, 0, 0, 0 } };
     for (int i = 0; i < 6; ++i) {
         const struct p_pool * p = &sets[i];
         char tag[96];
@@ -1080,11 +1111,13 @@ TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, to
     }
 }
 
-TEST(pool_2d_pairs) { // windows of 2 x 2 that cover the image, by two: rows of one piece, of several, and what lies otherwise
+// windows of 2 x 2 that cover the image, by two: rows of one piece, of several, and what lies otherwise
+TEST(pool_2d_pairs) {
     const struct p_pool p = { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, q = { 1, 2, 2, 2, 2, 0, 0, 0, 0 };
     for (int i = 0; i < 2; ++i) {
-        struct op_test t = conv_test("F32", "2,1|4,2 6,5,2,3|12,10,2,3 514,3,2|1028,6,2 2050,2|4100,4 5,4|10,8 6,5|13,10 6,5|12,11",
-            i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        struct op_test t =
+            conv_test("F32", "2,1|4,2 6,5,2,3|12,10,2,3 514,3,2|1028,6,2 2050,2|4100,4 5,4|10,8 6,5|13,10 6,5|12,11",
+                i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET, t.in[1].fill = fill_all_distinct;
         op_test_run(&t);
     }
@@ -1105,8 +1138,8 @@ TEST(pool_2d_layouts) {
         op_test_run(&t);
         t.types = "F32", t.shapes = "11,7,0,3 11,7,2,0", t.in[0].layouts = 0;
         op_test_run(&t);
-        t = conv_test("F32 F16>F32 BF16>F32 F32,F16>F32 BF16,F32>F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back,
-            ref_pool_2d_back, 1e-7);
+        t = conv_test("F32 F16>F32 BF16>F32 F32,F16>F32 BF16,F32>F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back",
+            i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_ANY, t.in[1].fill = fill_all_distinct;
         op_test_run(&t);
         t.types = "F32", t.shapes = "6,8,0,3|11,7,0,3 6,8,2,0|11,7,2,0", t.in[0].layouts = t.in[1].layouts = 0;
@@ -1126,42 +1159,56 @@ TEST(pool_1d) { // the field's kernels know only windows that touch, without pad
         op_test_run(&t);
     }
     // padding: the mean is of what lies inside the row
-    const struct p_pool padded[] = { { 1, 2, 1, 2, 1, 1, 0, 0, 1 }, { 1, 3, 1, 1, 1, 1, 0, 0, 1 }, { 1, 5, 1, 2, 1, 2, 0, 0, 1 },
-        { 1, 2, 1, 1, 1, 3, 0, 0, 1 }, { 0, 3, 1, 2, 1, 2, 0, 0, 1 } };
+    const struct p_pool padded[] = { { 1, 2, 1, 2, 1, 1, 0, 0, 1 }, { 1, 3, 1, 1, 1, 1, 0, 0, 1 },
+        { 1, 5, 1, 2, 1, 2, 0, 0, 1 }, { 1, 2, 1, 1, 1, 3, 0, 0, 1 }, { 0, 3, 1, 2, 1, 2, 0, 0, 1 } };
     for (int i = 0; i < 5; ++i) {
         const struct p_pool * p = &padded[i];
-        struct op_test t = conv_test("F32 F16>F32", "4 1 12,5 600,3", tagf("%s,k=%d,s=%d,p=%d", p->op == 0 ? "max" : "avg", p->k0, p->s0, p->p0), p,
-            build_pool_1d, ref_pool_1d, 1e-7);
+        struct op_test t = conv_test("F32 F16>F32", "4 1 12,5 600,3",
+            tagf("%s,k=%d,s=%d,p=%d", p->op == 0 ? "max" : "avg", p->k0, p->s0, p->p0), p, build_pool_1d, ref_pool_1d,
+            1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_OFFSET;
         op_test_run(&t);
     }
 }
 
-// Areas of -inf, of -FLT_MAX and of NaN, larger than windows, with few numbers: windows that have no number above -FLT_MAX.
+// Areas of -inf, of -FLT_MAX and of NaN, larger than windows, with few numbers: windows that have no number above
+// -FLT_MAX.
 static void fill_pool_least(struct rng * r, const struct op_case * c, int k, struct arr * a) {
-    const double least = c->types[k] == GCUDA_TYPE_BF16 ? -0x1.FEp127 : c->types[k] == GCUDA_TYPE_F16 ? -65504.0 : -(double) FLT_MAX;
+    const double least = c->types[k] == GCUDA_TYPE_BF16  ? -0x1.FEp127
+                         : c->types[k] == GCUDA_TYPE_F16 ? -65504.0
+                                                         : -(double) FLT_MAX;
     FOR_ARR(a) {
         const int64_t area = i0 / 13 + i1 / 11 + i2 + i3;
-        const double v = area % 4 == 0 ? -HUGE_VAL : area % 4 == 1 ? least : area % 4 == 2 ? (double) NAN : rng_below(r, 2) ? -HUGE_VAL : (double) NAN;
+        const double v = area % 4 == 0     ? -HUGE_VAL
+                         : area % 4 == 1   ? least
+                         : area % 4 == 2   ? (double) NAN
+                         : rng_below(r, 2) ? -HUGE_VAL
+                                           : (double) NAN;
         AT(a, i0, i1, i2, i3) = rng_below(r, 40) == 0 ? rng_between(r, -1, 1) : v;
     }
 }
 static const char * judge_pool(const struct op_case * c, const struct arr * got) { // exact: -FLT_MAX is not -inf
     for (int64_t i = 0; i < arr_n(got); ++i) {
         const double want = c->out->d[i];
-        if (isnan(want) ? !isnan(got->d[i]) : got->d[i] != want) { return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]); }
+        if (isnan(want) ? !isnan(got->d[i]) : got->d[i] != want) {
+            return tagf("element %" PRId64 ": want %.9g, got %.9g", i, want, got->d[i]);
+        }
     }
     return NULL;
 }
-TEST(pool_least) { // of -inf alone -inf, of NaN alone NaN, of padding alone -FLT_MAX; the gradient goes to the first of the largest
-    static const struct p_pool sets[] = { { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 }, { 0, 3, 3, 1, 1, 1, 1, 0, 0 },
-        { 0, 2, 2, 2, 2, 2, 2, 0, 0 }, { 0, 3, 2, 3, 3, 3, 4, 0, 0 }, { 0, 5, 2, 3, 3, 1, 1, 0, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 } };
+// of -inf alone -inf, of NaN alone NaN, of padding alone -FLT_MAX; the gradient goes to the first of the largest
+TEST(pool_least) {
+    static const struct p_pool sets[] = { { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0, 0, 0 },
+        { 0, 3, 3, 1, 1, 1, 1, 0, 0 }, { 0, 2, 2, 2, 2, 2, 2, 0, 0 }, { 0, 3, 2, 3, 3, 3, 4, 0, 0 },
+        { 0, 5, 2, 3, 3, 1, 1, 0, 0 }, { 0, 2, 2, 2, 2, 0, 0, 0.75f, 0 } };
     for (int i = 0; i < 7; ++i) {
         const struct p_pool * p = &sets[i];
         char tag[96], shape[96];
         snprintf(tag, sizeof tag, "k=%d.%d,s=%d,p=%d,rest=%g", p->k0, p->k1, p->s0, p->p0, (double) p->rest);
-        struct op_test t = conv_test("F32 F16>F32 BF16>F32", "48,24,4 70,40,2,2 19,23", tag, p, build_pool_2d, ref_pool_2d, 1e-7);
-        t.n_in = 1, t.in[0].fill = fill_pool_least, t.in[0].layouts = LAYOUT_OFFSET, t.name = "pool_least", t.judge = judge_pool;
+        struct op_test t =
+            conv_test("F32 F16>F32 BF16>F32", "48,24,4 70,40,2,2 19,23", tag, p, build_pool_2d, ref_pool_2d, 1e-7);
+        t.n_in = 1, t.in[0].fill = fill_pool_least, t.in[0].layouts = LAYOUT_OFFSET, t.name = "pool_least",
+        t.judge = judge_pool;
         op_test_run(&t);
         snprintf(shape, sizeof shape, "%d,%d,4|48,24,4", (int) ref_pool_out(48, p->k0, p->s0, p->p0, p->rest),
             (int) ref_pool_out(24, p->k1, p->s1, p->p1, p->rest));
@@ -1206,7 +1253,9 @@ TEST(upscale) {
     static const int modes[] = { 0, 1, 2, 0x100, 0x101, 0x102, 0x201, 0x301 };
     static const char * const names[] = { "nearest", "bilinear", "bicubic", "nearest-align", "bilinear-align",
         "bicubic-align", "antialias", "antialias-align" };
-    static const struct { const char * from; int64_t to[4];
+    static const struct {
+        const char * from;
+        int64_t to[4];
     } sizes[] = {
         { "2,5,7,11", { 5, 7, 11, 13 } },
         { "5,7,11,13", { 2, 5, 7, 11 } },
@@ -1247,7 +1296,9 @@ TEST(upscale) {
 
 TEST(upscale_ends) { // means of numbers whose sum is beyond F32, and of the smallest ones
     static const double ends[][2] = { { 1e38, 3.3e38 }, { -3.3e38, 3.3e38 }, { 1.2e-38, 1e-37 } };
-    static const struct { const char * from; int64_t to[4];
+    static const struct {
+        const char * from;
+        int64_t to[4];
     } sizes[] = { { "33,20,2", { 10, 57, 2, 1 } }, { "130,45", { 7, 9, 1, 1 } }, { "500,200", { 57, 9, 1, 1 } } };
     for (int i = 0; i < 9; ++i) {
         char tag[96];

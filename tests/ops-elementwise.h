@@ -12,28 +12,36 @@ static void ref_binary(const struct op_case * c) {
     const struct arr * b = c->in[1];
     arr_like(c->out, c->in[0]);
     FOR_ARR(c->out) {
-        const double x = AT(c->in[0], i0, i1, i2, i3), y = AT(b, i0 % b->ne[0], i1 % b->ne[1], i2 % b->ne[2],
-            i3 % b->ne[3]);
+        const double x = AT(c->in[0], i0, i1, i2, i3),
+                     y = AT(b, i0 % b->ne[0], i1 % b->ne[1], i2 % b->ne[2], i3 % b->ne[3]);
         AT(c->out, i0, i1, i2, i3) = op == '+' ? x + y : op == '-' ? x - y : op == '*' ? x * y : x / y;
     }
 }
 static struct gcuda_tensor * build_binary(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return ((const struct binary_p *) p)->fn(ctx, in[0], in[1]);
 }
-static struct gcuda_tensor * build_binary_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
-    const void * p) {
+static struct gcuda_tensor * build_binary_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return ((const struct binary_p *) p)->inplace(ctx, in[0], in[1]);
 }
 
 #define BINARY_TYPES "F32,F32 F16,F16 F16,F32 BF16,BF16 BF16,F32 F32,F16 F32,BF16"
-#define BINARY_SHAPES "1|1 7|1 255|255 256,3|256 257,3|257,3 257,3|1,3 10,5,4,3|10,5,4,3 10,5,4,3|1,5,4,3 " \
+#define BINARY_SHAPES                                                                                            \
+    "1|1 7|1 255|255 256,3|256 257,3|257,3 257,3|1,3 10,5,4,3|10,5,4,3 10,5,4,3|1,5,4,3 "                        \
     "10,5,4,3|10,1,4,3 10,5,4,3|10,5,1,3 10,5,4,3|10,5,4,1 10,5,4,3|1,1,1,1 10,10,8,6|5,5,4,3 10,5,8,3|5,5,4,3 " \
     "16,16,130|1,1,130 130,4,4|130 0,3|0,3 5,0|5"
 
 static void run_binary(const struct binary_p * p) {
     const double lo = p->op == '*' || p->op == '/' ? 0.9 : -1.0, hi = p->op == '*' || p->op == '/' ? 1.1 : 1.0;
-    struct op_test t = { .types = BINARY_TYPES, .shapes = BINARY_SHAPES, .n_in = 2, .build = build_binary,
-        .inplace = build_binary_inplace, .ref = ref_binary, .p = p, .max_nmse = 1e-7, .reuse = 3,
+    struct op_test t = { .types = BINARY_TYPES,
+        .shapes = BINARY_SHAPES,
+        .n_in = 2,
+        .build = build_binary,
+        .inplace = build_binary_inplace,
+        .ref = ref_binary,
+        .p = p,
+        .max_nmse = 1e-7,
+        .reuse = 3,
         .in = { { lo, hi, .layouts = LAYOUT_ROWS }, { lo, hi, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.types = "F32,F32 F16,F16 BF16,F32", t.shapes = "10,5,4,3|10,5,4,3 10,6,4,2|5,3,1,2", t.tag = "any";
@@ -41,7 +49,7 @@ static void run_binary(const struct binary_p * p) {
     op_test_run(&t);
     t.tag = NULL;
     t.types = "F32,F32", t.shapes = test_full() ? "1,1,320,320|1,1,320,320 64,70000|64 4,1,66000|4,1,1"
-        : "1,1,70,33|1,1,70,33 3,7000|3 4,1,660|4,1,1";
+                                                : "1,1,70,33|1,1,70,33 3,7000|3 4,1,660|4,1,1";
     t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
 }
@@ -67,8 +75,15 @@ static void fill_divisors(struct rng * r, const struct op_case * c, int k, struc
 TEST(div) { // >>op:div; x/0 is infinite and 0/0 NaN
     static const struct binary_p p = { '/', gcuda_div, gcuda_div_inplace };
     run_binary(&p);
-    const struct op_test t = { .types = "F32,F32", .shapes = "36|36", .n_in = 2, .build = build_binary,
-        .ref = ref_binary, .p = &p, .tag = "special", .max_nmse = 1e-7, .expect_nan = true,
+    const struct op_test t = { .types = "F32,F32",
+        .shapes = "36|36",
+        .n_in = 2,
+        .build = build_binary,
+        .ref = ref_binary,
+        .p = &p,
+        .tag = "special",
+        .max_nmse = 1e-7,
+        .expect_nan = true,
         .in = { { .fill = fill_divisors }, { .fill = fill_divisors } } };
     op_test_run(&t);
 }
@@ -79,8 +94,13 @@ static struct gcuda_tensor * build_add_cast(struct gcuda_context * ctx, struct g
 }
 TEST(add_cast) {
     static const struct binary_p p = { '+', gcuda_add, gcuda_add_inplace };
-    struct op_test t = { .types = "F16,F32>F32 BF16,F32>F32", .shapes = "1|1 257,3|257,3 10,5,4,3|10,1,4,3", .n_in = 2,
-        .build = build_add_cast, .ref = ref_binary, .p = &p, .max_nmse = 1e-7,
+    struct op_test t = { .types = "F16,F32>F32 BF16,F32>F32",
+        .shapes = "1|1 257,3|257,3 10,5,4,3|10,1,4,3",
+        .n_in = 2,
+        .build = build_add_cast,
+        .ref = ref_binary,
+        .p = &p,
+        .max_nmse = 1e-7,
         .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.types = op_types_with(CPU_WEIGHTS, ",F32>F32"), t.shapes = "256,3|256,3";
@@ -91,18 +111,27 @@ TEST(add_cast) {
 }
 
 // those that have a quantizer
-#define SUM_TYPES "Q4_0,F32 Q4_1,F32 Q5_0,F32 Q5_1,F32 Q8_0,F32 IQ4_NL,F32 MXFP4,F32 Q8_1,F32 Q2_K,F32 Q3_K,F32 Q4_K,F32 Q5_K,F32 " \
+#define SUM_TYPES                                                                                                     \
+    "Q4_0,F32 Q4_1,F32 Q5_0,F32 Q5_1,F32 Q8_0,F32 IQ4_NL,F32 MXFP4,F32 Q8_1,F32 Q2_K,F32 Q3_K,F32 Q4_K,F32 Q5_K,F32 " \
     "Q6_K,F32 Q8_K,F32 IQ4_XS,F32"
 
 TEST(add_quantized) { // quantized + F32 in the quantized type: dequantize the row, add, quantize again
     static const struct binary_p p = { '+', gcuda_add, gcuda_add_inplace };
-    struct op_test t = { .types = SUM_TYPES, .shapes = "256,3|256,3 256,3,2|256,3,2", .n_in = 2, .build = build_binary,
-        .inplace = build_binary_inplace, .ref = ref_binary, .p = &p, .max_nmse = 0.0625 / 256, .no_max_error = true };
+    struct op_test t = { .types = SUM_TYPES,
+        .shapes = "256,3|256,3 256,3,2|256,3,2",
+        .n_in = 2,
+        .build = build_binary,
+        .inplace = build_binary_inplace,
+        .ref = ref_binary,
+        .p = &p,
+        .max_nmse = 0.0625 / 256,
+        .no_max_error = true };
     op_test_run(&t);
     t.types = "Q4_0,F32 Q8_0,F32 MXFP4,F32", t.shapes = "32|32 96,2,3|96,2,3";
     t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
     op_test_run(&t);
-    t.types = "Q4_0,F32 Q6_K,F32", t.shapes = "256,260|256,260", t.in[0].layouts = t.in[1].layouts = 0; // more than one launch
+    // more than one launch
+    t.types = "Q4_0,F32 Q6_K,F32", t.shapes = "256,260|256,260", t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
 }
 
@@ -112,8 +141,15 @@ static void ref_add1(const struct op_case * c) {
 }
 TEST(add1) { // >>op:add1
     static const struct binary_p p = { '+', gcuda_add1, gcuda_add1_inplace };
-    struct op_test t = { .types = BINARY_TYPES, .shapes = "1|1 257|1 10,5,4,3|1 1024,33|1 0|1", .n_in = 2,
-        .build = build_binary, .inplace = build_binary_inplace, .ref = ref_add1, .p = &p, .max_nmse = 1e-7, .reuse = 1,
+    struct op_test t = { .types = BINARY_TYPES,
+        .shapes = "1|1 257|1 10,5,4,3|1 1024,33|1 0|1",
+        .n_in = 2,
+        .build = build_binary,
+        .inplace = build_binary_inplace,
+        .ref = ref_add1,
+        .p = &p,
+        .max_nmse = 1e-7,
+        .reuse = 1,
         .in = { { .layouts = LAYOUT_ANY }, { 0 } } };
     op_test_run(&t);
     t.types = SUM_TYPES, t.shapes = "256,3|1", t.max_nmse = 0.0625 / 256, t.no_max_error = true, t.reuse = 0;
@@ -142,19 +178,26 @@ static void fill_bad_expert(struct rng * r, const struct op_case * c, int k, str
     a->d[0] = -1, a->d[arr_n(a) - 1] = (double) c->in[1]->ne[1];
 }
 TEST(add_id) { // >>op:add_id
-    struct op_test t = { .types = "F32,F32,I32", .shapes = "32,1,1|32,4|1,1 129,2,32|129,8|2,32 32,4,129|32,8|4,129 "
-        "5,2,0|5,4|2,0", .n_in = 3,
-        .build = build_add_id, .ref = ref_add_id, .max_nmse = 1e-7, .reuse = 1,
+    struct op_test t = { .types = "F32,F32,I32",
+        .shapes = "32,1,1|32,4|1,1 129,2,32|129,8|2,32 32,4,129|32,8|4,129 "
+                  "5,2,0|5,4|2,0",
+        .n_in = 3,
+        .build = build_add_id,
+        .ref = ref_add_id,
+        .max_nmse = 1e-7,
+        .reuse = 1,
         .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_ROWS },
-        { .fill = fill_expert, .layouts = LAYOUT_PADDED | LAYOUT_OFFSET } } };
+            { .fill = fill_expert, .layouts = LAYOUT_PADDED | LAYOUT_OFFSET } } };
     op_test_run(&t);
-    t.types = "F16,F16,I32 BF16,BF16,I32 F16,F32,I32 BF16,F32,I32 F32,F16,I32 F32,BF16,I32", t.shapes = "129,2,7|129,8|2,7";
+    t.types = "F16,F16,I32 BF16,BF16,I32 F16,F32,I32 BF16,F32,I32 F32,F16,I32 F32,BF16,I32",
+    t.shapes = "129,2,7|129,8|2,7";
     op_test_run(&t);
     t.types = "F32,F32,I32 F16,F32,I32", t.shapes = "33,3,7|33,8|3,7", t.tag = "any";
     t.in[0].layouts = t.in[1].layouts = t.in[2].layouts = LAYOUT_TRANSPOSED | LAYOUT_PERMUTED;
     op_test_run(&t);
     t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS, t.in[2].layouts = LAYOUT_PADDED | LAYOUT_OFFSET;
-    t.types = "F32,F32,I32", t.shapes = "32,4,9|32,8|4,9", t.in[2].fill = fill_bad_expert, t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
+    t.types = "F32,F32,I32", t.shapes = "32,4,9|32,8|4,9", t.in[2].fill = fill_bad_expert,
+    t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
     op_test_run(&t);
 }
 
@@ -170,7 +213,9 @@ static double f_gelu(double x) { // (1 + tanh(u)) / 2 without the cancellation: 
 static double f_gelu_erf(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); }
 static double f_gelu_quick(double x) { return x * f_sigmoid(1.702 * x); }
 static double f_hardsigmoid(double x) { return fmin(1.0, fmax(0.0, (x + 3.0) / 6.0)); }
-struct xielu_p { double alpha_n, alpha_p, beta, eps; };
+struct xielu_p {
+    double alpha_n, alpha_p, beta, eps;
+};
 static const struct xielu_p xielu_default = { 0.8, 0.9, 0.5, -1e-6 };
 
 static double f_xielu(double x, const struct xielu_p * p) {
@@ -214,7 +259,9 @@ static const char * unary_name(int op) { // in lower case, valid until the next 
     static char name[32];
     const char * upper = gcuda_unary_op_name((enum gcuda_unary_op) op);
     size_t n = 0;
-    for (; upper[n] != 0 && n + 1 < sizeof name; ++n) { name[n] = (char) (upper[n] >= 'A' && upper[n] <= 'Z' ? upper[n] - 'A' + 'a' : upper[n]); }
+    for (; upper[n] != 0 && n + 1 < sizeof name; ++n) {
+        name[n] = (char) (upper[n] >= 'A' && upper[n] <= 'Z' ? upper[n] - 'A' + 'a' : upper[n]);
+    }
     name[n] = 0;
     return name;
 }
@@ -231,16 +278,24 @@ static struct gcuda_tensor * build_unary(struct gcuda_context * ctx, struct gcud
     }
     return gcuda_unary(ctx, in[0], (enum gcuda_unary_op) op);
 }
-static struct gcuda_tensor * build_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
-    const void * p) {
+static struct gcuda_tensor * build_unary_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_unary_inplace(ctx, in[0], (enum gcuda_unary_op) * (const int *) p);
 }
 
 TEST(unary) { // >>op:unary, all kinds
     for (int op = 0; op < GCUDA_UNARY_OP_COUNT; ++op) {
-        struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 128,2,2,2 5,7,11,13 257,3 0,4", .n_in = 1,
-            .build = build_unary, .inplace = op == GCUDA_UNARY_OP_XIELU ? NULL : build_unary_inplace, .ref = ref_unary,
-            .p = &op, .tag = unary_name(op), .max_nmse = 1e-7, .reuse = 1, .refuses = "I32 Q4_0",
+        struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "1 128,2,2,2 5,7,11,13 257,3 0,4",
+            .n_in = 1,
+            .build = build_unary,
+            .inplace = op == GCUDA_UNARY_OP_XIELU ? NULL : build_unary_inplace,
+            .ref = ref_unary,
+            .p = &op,
+            .tag = unary_name(op),
+            .max_nmse = 1e-7,
+            .reuse = 1,
+            .refuses = "I32 Q4_0",
             .in = { { .lo = -150, .hi = 150, .layouts = LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
         t.shapes = "1024,3", t.in[0].lo = -10, t.in[0].hi = 10, t.inplace = NULL; // where the functions bend
@@ -270,8 +325,15 @@ static void ref_unary_edges(const struct op_case * c) { // at infinity only the 
 }
 TEST(unary_edges) { // no NaN from huge arguments; halves round away from zero
     for (int op = 0; op < GCUDA_UNARY_OP_COUNT; ++op) {
-        const struct op_test t = { .types = "F32", .shapes = "22,1", .n_in = 1, .build = build_unary,
-            .ref = ref_unary_edges, .p = &op, .tag = unary_name(op), .max_nmse = 1e-7, .no_max_error = true,
+        const struct op_test t = { .types = "F32",
+            .shapes = "22,1",
+            .n_in = 1,
+            .build = build_unary,
+            .ref = ref_unary_edges,
+            .p = &op,
+            .tag = unary_name(op),
+            .max_nmse = 1e-7,
+            .no_max_error = true,
             .in = { { .fill = fill_edges } } };
         op_test_run(&t);
     }
@@ -285,8 +347,14 @@ static void fill_nan(struct rng * r, const struct op_case * c, int k, struct arr
 TEST(unary_nan) { // where the definition is a comparison, NaN is on its false side
     static const int zero[] = { GCUDA_UNARY_OP_SGN, GCUDA_UNARY_OP_STEP, GCUDA_UNARY_OP_RELU };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "9", .n_in = 1, .build = build_unary,
-            .ref = ref_nan_to_zero, .p = &zero[i], .tag = unary_name(zero[i]), .in = { { .fill = fill_nan } } };
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "9",
+            .n_in = 1,
+            .build = build_unary,
+            .ref = ref_nan_to_zero,
+            .p = &zero[i],
+            .tag = unary_name(zero[i]),
+            .in = { { .fill = fill_nan } } };
         op_test_run(&t);
     }
 }
@@ -294,19 +362,30 @@ static void ref_nan(const struct op_case * c) { arr_copy(c->out, c->in[0]); }
 TEST(unary_nan_stays) { // in all others
     for (int op = 0; op < GCUDA_UNARY_OP_COUNT; ++op) {
         if (op == GCUDA_UNARY_OP_SGN || op == GCUDA_UNARY_OP_STEP || op == GCUDA_UNARY_OP_RELU) { continue; }
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "9", .n_in = 1, .build = build_unary, .ref = ref_nan, .p = &op,
-            .tag = unary_name(op), .expect_nan = true, .in = { { .fill = fill_nan } } };
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "9",
+            .n_in = 1,
+            .build = build_unary,
+            .ref = ref_nan,
+            .p = &op,
+            .tag = unary_name(op),
+            .expect_nan = true,
+            .in = { { .fill = fill_nan } } };
         op_test_run(&t);
     }
 }
 
 typedef struct gcuda_tensor * (*unary_fn)(struct gcuda_context *, struct gcuda_tensor *);
-struct named_p { int op; unary_fn fn; };
+struct named_p {
+    int op;
+    unary_fn fn;
+};
 static struct gcuda_tensor * build_named(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return ((const struct named_p *) p)->fn(ctx, in[0]);
 }
 TEST(unary_named) { // each helper makes its own operation
-#define BOTH(ID, name) { GCUDA_UNARY_OP_##ID, gcuda_##name }, { GCUDA_UNARY_OP_##ID, gcuda_##name##_inplace }
+#define BOTH(ID, name) \
+    { GCUDA_UNARY_OP_##ID, gcuda_##name }, { GCUDA_UNARY_OP_##ID, gcuda_##name##_inplace }
     static const struct named_p all[] = { BOTH(ABS, abs), BOTH(SGN, sgn), BOTH(NEG, neg), BOTH(STEP, step),
         BOTH(TANH, tanh), BOTH(ELU, elu), BOTH(RELU, relu), BOTH(SIGMOID, sigmoid), BOTH(GELU, gelu),
         BOTH(GELU_QUICK, gelu_quick), BOTH(SILU, silu), BOTH(EXP, exp), BOTH(EXPM1, expm1), BOTH(SOFTPLUS, softplus),
@@ -314,8 +393,15 @@ TEST(unary_named) { // each helper makes its own operation
         { GCUDA_UNARY_OP_HARDSWISH, gcuda_hardswish }, { GCUDA_UNARY_OP_HARDSIGMOID, gcuda_hardsigmoid } };
 #undef BOTH
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "33", .n_in = 1, .build = build_named, .ref = ref_unary,
-            .p = &all[i], .tag = tagf("%s%d", unary_name(all[i].op), (int) i), .aliases = true, .max_nmse = 1e-7,
+        const struct op_test t = { .types = "F32",
+            .shapes = "33",
+            .n_in = 1,
+            .build = build_named,
+            .ref = ref_unary,
+            .p = &all[i],
+            .tag = tagf("%s%d", unary_name(all[i].op), (int) i),
+            .aliases = true,
+            .max_nmse = 1e-7,
             .in = { { .lo = -10, .hi = 10 } } };
         op_test_run(&t);
     }
@@ -324,7 +410,11 @@ TEST(unary_named) { // each helper makes its own operation
 // =====================================================================================================================
 // >>glu
 // =====================================================================================================================
-struct glu_p { int op; bool swapped; double alpha, limit; };
+struct glu_p {
+    int op;
+    bool swapped;
+    double alpha, limit;
+};
 static double f_glu(const struct glu_p * p, double x, double g) {
     switch (p->op) {
         case GCUDA_GLU_OP_REGLU: return x > 0.0 ? x * g : 0.0;
@@ -332,7 +422,8 @@ static double f_glu(const struct glu_p * p, double x, double g) {
         case GCUDA_GLU_OP_SWIGLU: return x * f_sigmoid(x) * g;
         case GCUDA_GLU_OP_GEGLU_ERF: return f_gelu_erf(x) * g;
         case GCUDA_GLU_OP_GEGLU_QUICK: return f_gelu_quick(x) * g;
-        default: x = fmin(x, p->limit), g = fmin(fmax(g, -p->limit), p->limit);
+        default:
+            x = fmin(x, p->limit), g = fmin(fmax(g, -p->limit), p->limit);
             return x * f_sigmoid(p->alpha * x) * (g + 1.0);
     }
 }
@@ -343,8 +434,8 @@ static void ref_glu(const struct op_case * c) {
     const int64_t nc = split ? a->ne[0] : a->ne[0] / 2;
     arr_new(c->out, nc, a->ne[1], a->ne[2], a->ne[3]);
     FOR_ARR(c->out) {
-        const double first = AT(a, i0, i1, i2, i3), second = split ? AT(c->in[1], i0, i1, i2, i3)
-            : AT(a, nc + i0, i1, i2, i3);
+        const double first = AT(a, i0, i1, i2, i3),
+                     second = split ? AT(c->in[1], i0, i1, i2, i3) : AT(a, nc + i0, i1, i2, i3);
         AT(c->out, i0, i1, i2, i3) = f_glu(p, p->swapped ? second : first, p->swapped ? first : second);
     }
 }
@@ -367,44 +458,67 @@ TEST(glu) { // >>op:glu
             const struct glu_p p = { op, form == 1, 1.702, 7.0 };
             if (op == GCUDA_GLU_OP_SWIGLU_OAI && form < 2) { continue; }
             const unsigned layouts = LAYOUT_OFFSET | LAYOUT_PADDED;
-            struct op_test t = { .types = "F32 F16 BF16", .shapes = "2 128,2,2,2 5,7,11,13 257,3 514 0,4",
-                .n_in = form == 2 ? 2 : 1, .build = form == 2 ? build_glu_split : build_glu, .ref = ref_glu, .p = &p,
-                .tag = tagf("%s-%d", glu_names[op], form), .max_nmse = 1e-7,
-                .in = { { .lo = -150, .hi = 150, .layouts = layouts }, { .lo = -150, .hi = 150,
-                .layouts = layouts } } };
+            struct op_test t = { .types = "F32 F16 BF16",
+                .shapes = "2 128,2,2,2 5,7,11,13 257,3 514 0,4",
+                .n_in = form == 2 ? 2 : 1,
+                .build = form == 2 ? build_glu_split : build_glu,
+                .ref = ref_glu,
+                .p = &p,
+                .tag = tagf("%s-%d", glu_names[op], form),
+                .max_nmse = 1e-7,
+                .in = {
+                    { .lo = -150, .hi = 150, .layouts = layouts }, { .lo = -150, .hi = 150, .layouts = layouts } } };
             op_test_run(&t);
             t.types = "F32", t.shapes = "256,5", t.in[0].lo = t.in[1].lo = -4, t.in[0].hi = t.in[1].hi = 4;
             op_test_run(&t);
-            t.types = "F32 F16 BF16", t.shapes = "10,7,4,3", t.in[0].layouts = t.in[1].layouts = LAYOUT_GAPS | LAYOUT_PERMUTED;
+            t.types = "F32 F16 BF16", t.shapes = "10,7,4,3",
+            t.in[0].layouts = t.in[1].layouts = LAYOUT_GAPS | LAYOUT_PERMUTED;
             op_test_run(&t);
         }
     }
     for (int i = 0; i < 4; ++i) {
         const struct glu_p p = { GCUDA_GLU_OP_SWIGLU_OAI, false, i & 1 ? 0.5 : 1.702, i & 2 ? 2.0 : 7.0 };
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "128,2,2,2 5,7,11,13", .n_in = 2,
-            .build = build_glu_split, .ref = ref_glu, .p = &p, .tag = tagf("oai=%d", i), .max_nmse = 1e-7,
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "128,2,2,2 5,7,11,13",
+            .n_in = 2,
+            .build = build_glu_split,
+            .ref = ref_glu,
+            .p = &p,
+            .tag = tagf("oai=%d", i),
+            .max_nmse = 1e-7,
             .in = { { .lo = -150, .hi = 150 }, { .lo = -150, .hi = 150 } } };
         op_test_run(&t);
     }
 }
 
-struct glu_named_p { struct glu_p p; bool split; unary_fn fused; struct gcuda_tensor * (*both)(struct gcuda_context *,
-    struct gcuda_tensor *, struct gcuda_tensor *); };
+struct glu_named_p {
+    struct glu_p p;
+    bool split;
+    unary_fn fused;
+    struct gcuda_tensor * (*both)(struct gcuda_context *, struct gcuda_tensor *, struct gcuda_tensor *);
+};
 static struct gcuda_tensor * build_glu_named(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const struct glu_named_p * g = (const struct glu_named_p *) p;
     return g->split ? g->both(ctx, in[0], in[1]) : g->fused(ctx, in[0]);
 }
 TEST(glu_named) {
-#define FORMS(ID, name) \
-    { { GCUDA_GLU_OP_##ID, false, 0, 0 }, false, gcuda_##name, NULL }, \
-        { { GCUDA_GLU_OP_##ID, true, 0, 0 }, false, gcuda_##name##_swapped, NULL }, \
-        { { GCUDA_GLU_OP_##ID, false, 0, 0 }, true, NULL, gcuda_##name##_split }
+#define FORMS(ID, name)                                                               \
+    { { GCUDA_GLU_OP_##ID, false, 0, 0 }, false, gcuda_##name, NULL },                \
+        { { GCUDA_GLU_OP_##ID, true, 0, 0 }, false, gcuda_##name##_swapped, NULL }, { \
+        { GCUDA_GLU_OP_##ID, false, 0, 0 }, true, NULL, gcuda_##name##_split          \
+    }
     static const struct glu_named_p all[] = { FORMS(REGLU, reglu), FORMS(GEGLU, geglu), FORMS(SWIGLU, swiglu),
         FORMS(GEGLU_ERF, geglu_erf), FORMS(GEGLU_QUICK, geglu_quick) };
 #undef FORMS
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "34,3", .n_in = all[i].split ? 2 : 1,
-            .build = build_glu_named, .ref = ref_glu, .p = &all[i], .tag = tagf("%d", (int) i), .max_nmse = 1e-7,
+        const struct op_test t = { .types = "F32",
+            .shapes = "34,3",
+            .n_in = all[i].split ? 2 : 1,
+            .build = build_glu_named,
+            .ref = ref_glu,
+            .p = &all[i],
+            .tag = tagf("%d", (int) i),
+            .max_nmse = 1e-7,
             .in = { { .lo = -5, .hi = 5 }, { .lo = -5, .hi = 5 } } };
         op_test_run(&t);
     }
@@ -417,8 +531,13 @@ static void fill_reglu_edge(struct rng * r, const struct op_case * c, int k, str
 }
 TEST(reglu_is_zero_left_of_zero) { // even when the gate is infinite or NaN, and for x NaN
     static const struct glu_p p = { GCUDA_GLU_OP_REGLU, false, 0, 0 };
-    const struct op_test t = { .types = "F32", .shapes = "12", .n_in = 2, .build = build_glu_split, .ref = ref_glu,
-        .p = &p, .in = { { .fill = fill_reglu_edge }, { .fill = fill_reglu_edge } } };
+    const struct op_test t = { .types = "F32",
+        .shapes = "12",
+        .n_in = 2,
+        .build = build_glu_split,
+        .ref = ref_glu,
+        .p = &p,
+        .in = { { .fill = fill_reglu_edge }, { .fill = fill_reglu_edge } } };
     op_test_run(&t);
 }
 
@@ -428,15 +547,23 @@ static void fill_x_nan(struct rng * r, const struct op_case * c, int k, struct a
 }
 TEST(swiglu_oai_nan) { // its limit hides no NaN
     static const struct glu_p p = { GCUDA_GLU_OP_SWIGLU_OAI, false, 1.702, 7.0 };
-    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "12", .n_in = 2, .build = build_glu_split, .ref = ref_nan,
-        .p = &p, .expect_nan = true, .in = { { .fill = fill_x_nan }, { .fill = fill_x_nan } } };
+    const struct op_test t = { .types = "F32 F16 BF16",
+        .shapes = "12",
+        .n_in = 2,
+        .build = build_glu_split,
+        .ref = ref_nan,
+        .p = &p,
+        .expect_nan = true,
+        .in = { { .fill = fill_x_nan }, { .fill = fill_x_nan } } };
     op_test_run(&t);
 }
 
 // =====================================================================================================================
 // >>functions with parameters   scale, sqr, sqrt, sin, cos, log, clamp, leaky_relu, silu_back
 // =====================================================================================================================
-struct scale_p { double s, b; };
+struct scale_p {
+    double s, b;
+};
 static void ref_scale(const struct op_case * c) {
     const struct scale_p * p = (const struct scale_p *) c->p;
     arr_like(c->out, c->in[0]);
@@ -444,21 +571,28 @@ static void ref_scale(const struct op_case * c) {
 }
 static struct gcuda_tensor * build_scale(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const struct scale_p * s = (const struct scale_p *) p;
-    return s->b == 0.0 ? gcuda_scale(ctx, in[0], (float) s->s) : gcuda_scale_bias(ctx, in[0], (float) s->s,
-        (float) s->b);
+    return s->b == 0.0 ? gcuda_scale(ctx, in[0], (float) s->s)
+                       : gcuda_scale_bias(ctx, in[0], (float) s->s, (float) s->b);
 }
-static struct gcuda_tensor * build_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
-    const void * p) {
+static struct gcuda_tensor * build_scale_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const struct scale_p * s = (const struct scale_p *) p;
     return s->b == 0.0 ? gcuda_scale_inplace(ctx, in[0], (float) s->s)
-        : gcuda_scale_bias_inplace(ctx, in[0], (float) s->s, (float) s->b);
+                       : gcuda_scale_bias_inplace(ctx, in[0], (float) s->s, (float) s->b);
 }
 TEST(scale) { // >>op:scale
     static const struct scale_p all[] = { { 2.5, 0 }, { -0.25, 0.5 }, { 0, 0 } };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,10,10 257,3 0", .n_in = 1,
-            .build = build_scale, .inplace = build_scale_inplace, .ref = ref_scale, .p = &all[i],
-            .tag = tagf("s=%g,b=%g", all[i].s, all[i].b), .max_nmse = 1e-7, .reuse = 1,
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "1 10,10,10,10 257,3 0",
+            .n_in = 1,
+            .build = build_scale,
+            .inplace = build_scale_inplace,
+            .ref = ref_scale,
+            .p = &all[i],
+            .tag = tagf("s=%g,b=%g", all[i].s, all[i].b),
+            .max_nmse = 1e-7,
+            .reuse = 1,
             .in = { { .layouts = i == 1 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
     }
@@ -466,12 +600,25 @@ TEST(scale) { // >>op:scale
 
 TEST(scale_of_infinity) { // 0 * inf is NaN, not 0
     static const struct scale_p p = { 0.0, 1.0 };
-    const struct op_test t = { .types = "F32", .shapes = "22", .n_in = 1, .build = build_scale, .ref = ref_scale,
-        .p = &p, .max_nmse = 1e-7, .expect_nan = true, .in = { { .fill = fill_edges } } };
+    const struct op_test t = { .types = "F32",
+        .shapes = "22",
+        .n_in = 1,
+        .build = build_scale,
+        .ref = ref_scale,
+        .p = &p,
+        .max_nmse = 1e-7,
+        .expect_nan = true,
+        .in = { { .fill = fill_edges } } };
     op_test_run(&t);
 }
 
-struct math_p { double (*f)(double); unary_fn fn, inplace; double lo, hi; bool reuse; const char * name; };
+struct math_p {
+    double (*f)(double);
+    unary_fn fn, inplace;
+    double lo, hi;
+    bool reuse;
+    const char * name;
+};
 static double f_sqr(double x) { return x * x; }
 static void ref_math(const struct op_case * c) {
     arr_like(c->out, c->in[0]);
@@ -488,14 +635,24 @@ TEST(math) { // >>op:sqr >>op:sqrt >>op:sin >>op:cos >>op:log
         { sqrt, gcuda_sqrt, gcuda_sqrt_inplace, 50, 100, true, "sqrt" },
         { sin, gcuda_sin, gcuda_sin_inplace, -6.5, 6.5, false, "sin" },
         { cos, gcuda_cos, gcuda_cos_inplace, -6.5, 6.5, false, "cos" },
-        { log, gcuda_log, gcuda_log_inplace, 0.9, 1.1, true, "log" }, { log, gcuda_log, gcuda_log_inplace, 1e-30, 1e30,
-        true, "log-wide" }, { sin, gcuda_sin, gcuda_sin_inplace, -5000, 5000, false, "sin-wide" } };
+        { log, gcuda_log, gcuda_log_inplace, 0.9, 1.1, true, "log" },
+        { log, gcuda_log, gcuda_log_inplace, 1e-30, 1e30, true, "log-wide" },
+        { sin, gcuda_sin, gcuda_sin_inplace, -5000, 5000, false, "sin-wide" } };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        const struct op_test t = { .types = i < 5 ? "F32 F16 BF16" : "F32", .shapes = "1 10,5,4,3 257,3 0,2", .n_in = 1,
-            .build = build_math, .inplace = build_math_inplace, .ref = ref_math, .p = &all[i], .tag = all[i].name,
+        const struct op_test t = { .types = i < 5 ? "F32 F16 BF16" : "F32",
+            .shapes = "1 10,5,4,3 257,3 0,2",
+            .n_in = 1,
+            .build = build_math,
+            .inplace = build_math_inplace,
+            .ref = ref_math,
+            .p = &all[i],
+            .tag = all[i].name,
             // near 1 the logarithm of one element may vanish
-            .max_nmse = 1e-7, .reuse = all[i].reuse ? 1 : 0, .no_max_error = strcmp(all[i].name, "log") == 0,
-                .in = { { .lo = all[i].lo, .hi = all[i].hi, .layouts = i < 5 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
+            .max_nmse = 1e-7,
+            .reuse = all[i].reuse ? 1 : 0,
+            .no_max_error = strcmp(all[i].name, "log") == 0,
+            .in = {
+                { .lo = all[i].lo, .hi = all[i].hi, .layouts = i < 5 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
     }
 }
@@ -503,13 +660,23 @@ TEST(math_edges) { // roots and logarithms of negative numbers are NaN, log 0 is
     static const struct math_p all[] = { { sqrt, gcuda_sqrt, NULL, 0, 0, false, "sqrt" },
         { log, gcuda_log, NULL, 0, 0, false, "log" } };
     for (int i = 0; i < 2; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "22", .n_in = 1, .build = build_math, .ref = ref_math,
-            .p = &all[i], .tag = all[i].name, .max_nmse = 1e-7, .expect_nan = true, .in = { { .fill = fill_edges } } };
+        const struct op_test t = { .types = "F32",
+            .shapes = "22",
+            .n_in = 1,
+            .build = build_math,
+            .ref = ref_math,
+            .p = &all[i],
+            .tag = all[i].name,
+            .max_nmse = 1e-7,
+            .expect_nan = true,
+            .in = { { .fill = fill_edges } } };
         op_test_run(&t);
     }
 }
 
-struct two_p { double a, b; };
+struct two_p {
+    double a, b;
+};
 static void ref_clamp(const struct op_case * c) {
     const struct two_p * p = (const struct two_p *) c->p;
     arr_like(c->out, c->in[0]);
@@ -522,10 +689,16 @@ static struct gcuda_tensor * build_clamp(struct gcuda_context * ctx, struct gcud
 TEST(clamp) { // >>op:clamp; always in place
     static const struct two_p all[] = { { -0.5, 0.5 }, { 0, HUGE_VAL }, { -HUGE_VAL, -0.25 } };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 0", .n_in = 1,
-            .build = build_clamp, .ref = ref_clamp, .p = &all[i], .tag = tagf("%g,%g", all[i].a, all[i].b),
-            .aliases = true, .max_nmse = 1e-7, .in = { { .lo = -1.5, .hi = 1.5,
-            .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "1 10,5,4,3 257,3 0",
+            .n_in = 1,
+            .build = build_clamp,
+            .ref = ref_clamp,
+            .p = &all[i],
+            .tag = tagf("%g,%g", all[i].a, all[i].b),
+            .aliases = true,
+            .max_nmse = 1e-7,
+            .in = { { .lo = -1.5, .hi = 1.5, .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
     }
 }
@@ -540,17 +713,23 @@ static void ref_leaky(const struct op_case * c) {
 static struct gcuda_tensor * build_leaky(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_leaky_relu(ctx, in[0], (float) *(const double *) p, false);
 }
-static struct gcuda_tensor * build_leaky_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
-    const void * p) {
+static struct gcuda_tensor * build_leaky_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_leaky_relu(ctx, in[0], (float) *(const double *) p, true);
 }
 TEST(leaky_relu) { // >>op:leaky_relu
     static const double slopes[] = { 0.125, 0.0, 2.0 };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 0", .n_in = 1,
-            .build = build_leaky, .inplace = build_leaky_inplace, .ref = ref_leaky, .p = &slopes[i],
-            .tag = tagf("%g", slopes[i]), .max_nmse = 1e-7, .in = { { .lo = -10, .hi = 10,
-            .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = "F32 F16 BF16",
+            .shapes = "1 10,5,4,3 257,3 0",
+            .n_in = 1,
+            .build = build_leaky,
+            .inplace = build_leaky_inplace,
+            .ref = ref_leaky,
+            .p = &slopes[i],
+            .tag = tagf("%g", slopes[i]),
+            .max_nmse = 1e-7,
+            .in = { { .lo = -10, .hi = 10, .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
 }
@@ -558,8 +737,16 @@ TEST(leaky_relu) { // >>op:leaky_relu
 TEST(clamp_nan) { // NaN stays NaN, in leaky_relu as well
     static const struct two_p p = { -0.5, 0.5 };
     static const double slope = 0.125;
-    struct op_test t = { .types = "F32 F16 BF16", .shapes = "9", .n_in = 1, .build = build_clamp, .ref = ref_nan, .p = &p, .tag = "clamp",
-        .aliases = true, .expect_nan = true, .in = { { .fill = fill_nan } } };
+    struct op_test t = { .types = "F32 F16 BF16",
+        .shapes = "9",
+        .n_in = 1,
+        .build = build_clamp,
+        .ref = ref_nan,
+        .p = &p,
+        .tag = "clamp",
+        .aliases = true,
+        .expect_nan = true,
+        .in = { { .fill = fill_nan } } };
     op_test_run(&t);
     t.build = build_leaky, t.p = &slope, t.tag = "leaky_relu", t.aliases = false;
     op_test_run(&t);
@@ -577,9 +764,14 @@ static struct gcuda_tensor * build_silu_back(struct gcuda_context * ctx, struct 
     return gcuda_silu_back(ctx, in[0], in[1]);
 }
 TEST(silu_back) { // >>op:silu_back
-    struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 0", .n_in = 2, .build = build_silu_back,
-        .ref = ref_silu_back, .max_nmse = 1e-7, .reuse = 3, .in = { { .layouts = LAYOUT_OFFSET },
-        { .lo = -8, .hi = 8, .layouts = LAYOUT_OFFSET } } };
+    struct op_test t = { .types = "F32 F16 BF16",
+        .shapes = "1 10,5,4,3 257,3 0",
+        .n_in = 2,
+        .build = build_silu_back,
+        .ref = ref_silu_back,
+        .max_nmse = 1e-7,
+        .reuse = 3,
+        .in = { { .layouts = LAYOUT_OFFSET }, { .lo = -8, .hi = 8, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
     t.types = "F32", t.in[1].lo = -150, t.in[1].hi = 150, t.tag = "wide";
     op_test_run(&t);

@@ -95,7 +95,9 @@ TEST(mul_mat_float) {
     mul_mat_cases(
         FLOAT_PAIRS, "1,1|1,1 1,5|1,3 67,83|67,1 77,3|77,2 129,129|129,5 193,16|193,9 256,1|256,64 257,2|257,255", 0);
     mul_mat_cases(FLOAT_PAIRS, // every number of columns that the kernels for few take, and one more
-        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 256,16|256,8 256,16|256,9", 0);
+        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 "
+        "256,16|256,8 256,16|256,9",
+        0);
     mul_mat_cases(
         FLOAT_PAIRS, "33,7|33,4 64,5,3,2|64,3,3,2 31,4,2,3|31,1,4,6 16,3,1,1|16,2,3,2 8,4,3,1|8,2,6,4", LAYOUT_ROWS);
     mul_mat_cases(
@@ -108,8 +110,9 @@ TEST(mul_mat_float) {
     }
 }
 
-// Few columns of rows that cannot be shared evenly, neither by multiprocessors nor by warps, and that end within a group of them; a row is
-// less than a device copies at once (512 bytes), some of that and a part, and more than its warps have at once; several matrices.
+// Few columns of rows that cannot be shared evenly, neither by multiprocessors nor by warps, and that end within a
+// group of them; a row is less than a device copies at once (512 bytes), some of that and a part, and more than its
+// warps have at once; several matrices.
 TEST(mul_mat_float_shares) {
     for (int n = 1; n <= 8; ++n) {
         char shapes[128];
@@ -123,7 +126,8 @@ TEST(mul_mat_quantized) {
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     mul_mat_cases(types,
-        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 256,16|256,8 256,16|256,9",
+        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 "
+        "256,16|256,8 256,16|256,9",
         0);
     mul_mat_cases(types, "256,1|256,64 512,7|512,17 1024,3,3,2|1024,2,3,2", 0);
     mul_mat_cases(types, "256,16,3,2|256,4,6,4 256,5,1,2|256,3,2,2", LAYOUT_ROWS);
@@ -131,13 +135,14 @@ TEST(mul_mat_quantized) {
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32", "0,5|0,1 0,5|0,3 0,5|0,20", 0);
     if (test_full()) {
         mul_mat_cases(types,
-            "256,16|256,16 256,16,3|256,16,3 256,16,1,2|256,16,1,4 256,16,3,2|256,16,3,2 256,16,3,2|256,16,6,2 1024,16,3,2|1024,1,3,2",
+            "256,16|256,16 256,16,3|256,16,3 256,16,1,2|256,16,1,4 256,16,3,2|256,16,3,2 "
+            "256,16,3,2|256,16,6,2 1024,16,3,2|1024,1,3,2",
             LAYOUT_ROWS);
     }
 }
 
-// Columns along rows of the weights: a sum that stands alone is not nearly nothing, which would leave no more than its rounding, and
-// who takes one row or column for another is far off.
+// Columns along rows of the weights: a sum that stands alone is not nearly nothing, which would leave no more than its
+// rounding, and who takes one row or column for another is far off.
 static void fill_along_rows(struct rng * r, const struct op_case * c, int k, struct arr * b) {
     const struct arr * a = c->in[0];
     (void) k;
@@ -147,8 +152,8 @@ static void fill_along_rows(struct rng * r, const struct op_case * c, int k, str
     }
 }
 
-// Rows of each length, one, two and an odd number of them, with every number of columns at which kernels and their tiles begin or end.
-// At the normal level each length meets all columns, and each number of rows some of all sorts.
+// Rows of each length, one, two and an odd number of them, with every number of columns at which kernels and their
+// tiles begin or end. At the normal level each length meets all columns, and each number of rows some of all sorts.
 static void mul_mat_cross(const char * types, const int * length, int n_lengths) {
     static const int rows[] = { 1, 2, 17 }, columns[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 127, 128, 129 };
     const int n_columns = (int) (sizeof columns / sizeof columns[0]);
@@ -157,7 +162,8 @@ static void mul_mat_cross(const char * types, const int * length, int n_lengths)
         const int l = i / (n_columns * 3), c = i / 3 % n_columns;
         const size_t n = strlen(shapes);
         if (!test_full() && i % 3 != (l + c) % 3) { continue; }
-        snprintf(shapes + n, sizeof shapes - n, "%s%d,%d|%d,%d", n > 0 ? " " : "", length[l], rows[i % 3], length[l], columns[c]);
+        snprintf(shapes + n, sizeof shapes - n, "%s%d,%d|%d,%d", n > 0 ? " " : "", length[l], rows[i % 3], length[l],
+            columns[c]);
     }
     struct op_test t = mul_mat_test(types, shapes);
     t.in[1].fill = fill_along_rows;
@@ -173,11 +179,13 @@ TEST(mul_mat_cross) {
 
 // Columns of 16 bits beside each type, by vectors and in tiles.
 TEST(mul_mat_halves_as_columns) {
-    static const char * const shapes = "256,19|256,1 256,19|256,3 256,19|256,8 256,19|256,16 256,19|256,33 256,19|256,70";
+    static const char * const shapes =
+        "256,19|256,1 256,19|256,3 256,19|256,8 256,19|256,16 256,19|256,33 256,19|256,70";
     mul_mat_cases(op_types_with(WEIGHT_TYPES, ",F16>F32"), shapes, 0);
     mul_mat_cases(op_types_with(WEIGHT_TYPES, ",BF16>F32"), shapes, 0);
     mul_mat_cases("F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 F32,F16>F32",
-        "72,19|72,1 72,19|72,3 72,19|72,8 72,19|72,16 72,19|72,33 72,19|72,70 33,17|33,2 33,17|33,70 64,5,3,2|64,3,3,4", 0);
+        "72,19|72,1 72,19|72,3 72,19|72,8 72,19|72,16 72,19|72,33 72,19|72,70 33,17|33,2 33,17|33,70 64,5,3,2|64,3,3,4",
+        0);
 }
 
 TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-block to lean on
@@ -188,37 +196,43 @@ TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-b
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
-// Those of tensor cores, with rows and columns that are no whole tiles. GCUDA_CUDA_PRODUCT=tile sends all of them there.
+// Those of tensor cores, with rows and columns that are no whole tiles. GCUDA_CUDA_PRODUCT=tile sends all of them
+// there.
 TEST(mul_mat_some_columns) {
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     mul_mat_cases(types, "512,17|512,16 256,18|256,31 256,16|256,33 256,35|256,64", 0);
-    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ3_S,BF16>F32 MXFP4,F32>F32", "768,130|768,9 256,129|256,33 256,16,2|256,5,4", LAYOUT_ROWS);
+    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ3_S,BF16>F32 MXFP4,F32>F32",
+        "768,130|768,9 256,129|256,33 256,16,2|256,5,4", LAYOUT_ROWS);
     mul_mat_cases(types, "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
     mul_mat_cases(FLOAT_PAIRS, "96,17|96,9 160,130|160,33 64,3|64,129 128,20,2,3|128,9,4,3", 0);
-    mul_mat_cases(FLOAT_PAIRS, "256,17|256,16 256,18|256,31 256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
+    mul_mat_cases(
+        FLOAT_PAIRS, "256,17|256,16 256,18|256,31 256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
 }
 
-// Every way in which matrices of b share those of a: evenly apart, so that cuBLAS is called once for all of them or for those of a
-// dimension; permuted; and where no load of 16 bytes can begin.
+// Every way in which matrices of b share those of a: evenly apart, so that cuBLAS is called once for all of them or for
+// those of a dimension; permuted; and where no load of 16 bytes can begin.
 TEST(mul_mat_batches) {
-    static const int counts[][2] = { { 1, 1 }, { 1, 3 }, { 3, 1 }, { 2, 2 } }; // of matrices of a, and of those of b that meet each
+    // of matrices of a, and of those of b that meet each
+    static const int counts[][2] = { { 1, 1 }, { 1, 3 }, { 3, 1 }, { 2, 2 } };
     char shapes[16 * 64] = "";
     for (int i = 0; i < 16; ++i) {
-        const int * d2 = counts[i % 4], * d3 = counts[i / 4];
+        const int *d2 = counts[i % 4], *d3 = counts[i / 4];
         const size_t n = strlen(shapes);
-        snprintf(shapes + n, sizeof shapes - n, "%s32,20,%d,%d|32,16,%d,%d", i > 0 ? " " : "", d2[0], d3[0], d2[0] * d2[1], d3[0] * d3[1]);
+        snprintf(shapes + n, sizeof shapes - n, "%s32,20,%d,%d|32,16,%d,%d", i > 0 ? " " : "", d2[0], d3[0],
+            d2[0] * d2[1], d3[0] * d3[1]);
     }
     mul_mat_cases(FLOAT_PAIRS, shapes, LAYOUT_PERMUTED | LAYOUT_GAPS);
-    mul_mat_cases("F32 F16,F32>F32", "33,17,2,2|33,18,4,4 32,20,2,70|32,16,2,140", LAYOUT_PERMUTED); // odd rows; many matrices
+    // odd rows; many matrices
+    mul_mat_cases("F32 F16,F32>F32", "33,17,2,2|33,18,4,4 32,20,2,70|32,16,2,140", LAYOUT_PERMUTED);
 }
 
 TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ2_S,BF16>F32", "2048,70|2048,9 4096,17|4096,33 1280,65|1280,12", 0);
 }
 
-// Nothing is rounded to TF32 or 16 bits then, which a bound for rounded activations would not show. Quantized weights meet columns
-// that the CPU rounds to bytes all the same.
+// Nothing is rounded to TF32 or 16 bits then, which a bound for rounded activations would not show. Quantized weights
+// meet columns that the CPU rounds to bytes all the same.
 TEST(mul_mat_precision) {
     static const char * const shapes = "256,17|256,3 256,17|256,8 256,17|256,20 256,20|256,70";
     struct op_test t = mul_mat_test("F32 F16,F32>F32 BF16,F32>F32", shapes);
@@ -229,27 +243,32 @@ TEST(mul_mat_precision) {
     op_test_run(&t);
 }
 
-// Rows enough for every warp of the kernels for few columns, and steps of 2048 elements from one to more than fit side by
-// side; rows that begin anywhere.
+// Rows enough for every warp of the kernels for few columns, and steps of 2048 elements from one to more than fit side
+// by side; rows that begin anywhere.
 TEST(mul_mat_many_rows) {
-    static const char * const shapes[] = { "256,700|256,3", "2080,300|2080,2", "4352,90|4352", "9216,40|9216,7", "34816,20|34816,2" };
+    static const char * const shapes[] = { "256,700|256,3", "2080,300|2080,2", "4352,90|4352", "9216,40|9216,7",
+        "34816,20|34816,2" };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
         const bool is_whole = i != 1; // super-blocks
         mul_mat_cases(is_whole ? "Q4_0,F32>F32 Q8_0,F32>F32 Q4_K,F32>F32 Q6_K,F16>F32 IQ2_XS,F32>F32"
                                : "Q4_0,F32>F32 Q5_1,F32>F32 Q8_0,BF16>F32 MXFP4,F32>F32",
             shapes[i], 0);
     }
-    // A column of one block, which does not add up to nearly nothing: blocks with a minimum would leave no more than its rounding.
+    // A column of one block, which does not add up to nearly nothing: blocks with a minimum would leave no more than
+    // its rounding.
     struct op_test t = mul_mat_test("Q4_0,F32>F32 Q5_1,F32>F32 Q8_0,BF16>F32 MXFP4,F32>F32", "32,700|32");
     t.in[1].lo = -0.5, t.in[1].hi = 1.0;
     op_test_run(&t);
     // where codebooks have tables with a copy for each lane
-    mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
+    mul_mat_cases(
+        "IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
         "256,8500|256", 0);
     // two columns, of one matrix, of several, of several that share one, and in more than one turn
-    mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
+    mul_mat_cases(
+        "IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
         "2048,70|2048,2", 0);
-    mul_mat_cases("Q4_0,F32>F32 Q3_K,F16>F32 IQ2_S,F32>F32", "2048,9,3|2048,2,3 2048,9,2|2048,1,4 18432,20|18432,2 36864,5|36864,2", 0);
+    mul_mat_cases("Q4_0,F32>F32 Q3_K,F16>F32 IQ2_S,F32>F32",
+        "2048,9,3|2048,2,3 2048,9,2|2048,1,4 18432,20|18432,2 36864,5|36864,2", 0);
     // five columns: rows at multiples of 16 bytes, of 4 and of less, in whole tiles and a part of one
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
@@ -261,7 +280,8 @@ TEST(mul_mat_many_rows) {
 
 // Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
 TEST(mul_mat_many_columns) {
-    mul_mat_cases("F16,F32>F32 BF16,F32>F32 F16>F32 BF16>F32 F32 F32,F16>F32", "40,20|40,70 129,65|129,131 520,16|520,66", LAYOUT_ROWS);
+    mul_mat_cases("F16,F32>F32 BF16,F32>F32 F16>F32 BF16>F32 F32 F32,F16>F32",
+        "40,20|40,70 129,65|129,131 520,16|520,66", LAYOUT_ROWS);
     mul_mat_cases("F16,F32>F32 BF16>F32 F32", "72,33,2,3|72,66,4,3", 0);
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F32>F32", "256,20|256,257", 0);
 }
@@ -290,8 +310,8 @@ TEST(mul_mat_range_of_activations) {
     }
 }
 
-// A few large numbers among many small ones, as activations of language models are: with one scale for all of a block the small
-// ones are nearly lost beside a large one. F16 cannot hold the largest.
+// A few large numbers among many small ones, as activations of language models are: with one scale for all of a block
+// the small ones are nearly lost beside a large one. F16 cannot hold the largest.
 static void fill_outliers(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = rng_outlier(r); }
@@ -395,7 +415,8 @@ static struct gcuda_tensor * build_mul_mat_id(struct gcuda_context * ctx, struct
     return gcuda_mul_mat_id(ctx, in[0], in[1], in[2]);
 }
 
-static struct gcuda_tensor * build_mul_mat_id_f32(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_mul_mat_id_f32(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     struct gcuda_tensor * y = build_mul_mat_id(ctx, in, p);
     if (y != NULL) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
     return y;
@@ -448,23 +469,27 @@ TEST(mul_mat_id) {
     char types[2048];
     snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s",
         op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
-    mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,5|4,5 256,16,4|256,2,17|4,17", "any", fill_experts);
+    mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,5|4,5 256,16,4|256,2,17|4,17",
+        "any", fill_experts);
     mul_mat_id_cases(few, "256,17,8|256,1,32|4,32 256,5,4|256,2,33|2,33", "distinct", fill_distinct_experts);
     mul_mat_id_cases("Q5_0,F32,I32>F32 F16,F32,I32>F32", "2048,70,3|2048,1,5|2,5", "long", fill_experts);
     mul_mat_id_cases(few, "256,7,8|256,1,9|1,9 256,4,5|256,3,6|3,6", "one", fill_one_expert);
     // no more slots than go one by one: columns shared by slots, experts by tokens
     mul_mat_id_cases(few, "256,16,4|256,2,2|4,2 256,70,40|256,1,9|4,9", "any", fill_experts);
     mul_mat_id_cases(few, "256,9,16|256,1,8|2,8", "one", fill_one_expert);
-    mul_mat_id_cases(types, "1024,38,4|1024,1,2|2,2 1024,7,4|1024,2,1|2,1", "any", fill_experts); // rows in pairs, and not
+    // rows in pairs, and not
+    mul_mat_id_cases(types, "1024,38,4|1024,1,2|2,2 1024,7,4|1024,2,1|2,1", "any", fill_experts);
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);
     // experts that are not packed: one slot, as many as go one by one, and more
-    mul_mat_id_cases_in(few, "256,9,4|256,1,1|2,1 256,9,4|256,2,3|4,3 256,33,4|256,1,33|2,33", "experts", fill_experts, LAYOUT_ROWS);
+    mul_mat_id_cases_in(
+        few, "256,9,4|256,1,1|2,1 256,9,4|256,2,3|4,3 256,33,4|256,1,33|2,33", "experts", fill_experts, LAYOUT_ROWS);
     // activations of 16 bits, and in the blocks that go with the weights
-    mul_mat_id_cases("F32,F16,I32>F32 F16,F16,I32>F32 BF16,BF16,I32>F32 F16,BF16,I32>F32 Q4_0,F16,I32>F32 Q4_K,BF16,I32>F32 "
-                     "Q4_0,Q8_0,I32>F32 Q8_0,Q8_0,I32>F32 IQ4_NL,Q8_0,I32>F32 MXFP4,Q8_0,I32>F32 Q4_1,Q8_1,I32>F32 "
-                     "Q5_1,Q8_1,I32>F32 Q2_K,Q8_K,I32>F32 Q4_K,Q8_K,I32>F32 Q6_K,Q8_K,I32>F32 IQ3_S,Q8_K,I32>F32",
+    mul_mat_id_cases(
+        "F32,F16,I32>F32 F16,F16,I32>F32 BF16,BF16,I32>F32 F16,BF16,I32>F32 Q4_0,F16,I32>F32 Q4_K,BF16,I32>F32 "
+        "Q4_0,Q8_0,I32>F32 Q8_0,Q8_0,I32>F32 IQ4_NL,Q8_0,I32>F32 MXFP4,Q8_0,I32>F32 Q4_1,Q8_1,I32>F32 "
+        "Q5_1,Q8_1,I32>F32 Q2_K,Q8_K,I32>F32 Q4_K,Q8_K,I32>F32 Q6_K,Q8_K,I32>F32 IQ3_S,Q8_K,I32>F32",
         "256,9,8|256,2,1|4,1 512,17,4|512,2,17|4,17", "b", fill_experts);
     if (test_full()) {
         mul_mat_id_cases(types, "256,512,8|256,1,129|4,129 256,512,4|256,2,32|2,32", "distinct", fill_distinct_experts);
@@ -478,7 +503,8 @@ TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
     static const char * const shapes = "256,9,4|256,1,2|2,2 256,17,4|256,2,17|4,17";
     static const double size[] = { 1e-6, 1e5, 0.0 }; // 0: outliers
     char types[2048];
-    snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
+    snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s",
+        op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
     for (size_t i = 0; i < sizeof size / sizeof size[0]; ++i) {
         char tag[32];
         snprintf(tag, sizeof tag, "b=%g", size[i]);
@@ -486,14 +512,15 @@ TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
         t.in[1].lo = -size[i], t.in[1].hi = size[i];
         t.in[1].fill = size[i] > 0.0 ? NULL : fill_outliers;
         op_test_run(&t);
-        t.types = "Q4_0,F32,I32>F32 Q6_K,F32,I32>F32 IQ4_XS,F32,I32>F32", t.shapes = "1024,256,4|1024,1,5|2,5"; // experts as bytes
+        // experts as bytes
+        t.types = "Q4_0,F32,I32>F32 Q6_K,F32,I32>F32 IQ4_XS,F32,I32>F32", t.shapes = "1024,256,4|1024,1,5|2,5";
         op_test_run(&t);
     }
 }
 
-// What mul_mat promises: F32 beside F32 to TF32 and beside F16 to F16 at most, in whichever way: a slot at a time, in tiles (whose
-// operands are then no BF16 numbers, of which 5e-6 would come), of rows that end within a step, and in the plain kernel (experts
-// that begin nowhere in particular). Activations that become F16 keep their size, small or large.
+// What mul_mat promises: F32 beside F32 to TF32 and beside F16 to F16 at most, in whichever way: a slot at a time, in
+// tiles (whose operands are then no BF16 numbers, of which 5e-6 would come), of rows that end within a step, and in the
+// plain kernel (experts that begin nowhere in particular). Activations that become F16 keep their size, small or large.
 static void fill_sizes(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     static const double size[] = { 1e-30, 1.0, 1e36, 7e4, 1e-6 };
     (void) c, (void) k;
@@ -503,13 +530,17 @@ static void fill_sizes(struct rng * r, const struct op_case * c, int k, struct a
 // One element of each column, the largest of F32.
 static void fill_largest(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) r, (void) c, (void) k;
-    FOR_ARR(a) { AT(a, i0, i1, i2, i3) = i0 != (i1 + 3 * i2) % a->ne[0] ? 0.0 : i2 % 2 ? (double) FLT_MAX : -(double) FLT_MAX; }
+    FOR_ARR(a) {
+        AT(a, i0, i1, i2, i3) = i0 != (i1 + 3 * i2) % a->ne[0] ? 0.0 : i2 % 2 ? (double) FLT_MAX : -(double) FLT_MAX;
+    }
 }
 
 TEST(mul_mat_id_precision) {
-    static const char * const shapes = "256,17,4|256,1,2|2,2 96,130,4|96,2,17|4,17 1056,33,3|1056,1,40|2,40 256,9,2|256,1,70|2,70 "
-                                       "64,20,1|64,1,130|1,130";
-    struct op_test t = mul_mat_id_test("F32,F32,I32>F32 F16,F32,I32>F32 F32,F16,I32>F32 F16,F16,I32>F32", shapes, "tf32", fill_experts);
+    static const char * const shapes =
+        "256,17,4|256,1,2|2,2 96,130,4|96,2,17|4,17 1056,33,3|1056,1,40|2,40 256,9,2|256,1,70|2,70 "
+        "64,20,1|64,1,130|1,130";
+    struct op_test t = mul_mat_id_test(
+        "F32,F32,I32>F32 F16,F32,I32>F32 F32,F16,I32>F32 F16,F16,I32>F32", shapes, "tf32", fill_experts);
     t.in[0].layouts = LAYOUT_ROWS, t.max_nmse = 5e-7;
     op_test_run(&t);
     t.types = "F16,F32,I32>F32", t.tag = "each row of its own size", t.in[1].fill = fill_sizes;
@@ -517,7 +548,8 @@ TEST(mul_mat_id_precision) {
     t.types = "F32,F32,I32>F32 F16,F32,I32>F32", t.tag = "largest", t.in[1].fill = fill_largest;
     op_test_run(&t);
     t.in[1].fill = NULL;
-    t.types = "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 F16,BF16,I32>F32", t.tag = "f32", t.build = build_mul_mat_id_f32;
+    t.types = "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 F16,BF16,I32>F32", t.tag = "f32",
+    t.build = build_mul_mat_id_f32;
     t.max_nmse = 1e-10;
     op_test_run(&t);
     t.types = "Q4_0,F32,I32>F32 Q8_0,F32,I32>F32 Q6_K,F32,I32>F32", t.tag = "blocks"; // few slots, as bytes, in tiles
@@ -531,8 +563,9 @@ static void mul_mat_id_cases_packed(const char * types, const char * shapes, con
     op_test_run(&t);
 }
 
-// Experts so large that lists of their slots pay where there are more slots than go one by one: on tensor cores as bytes, for these
-// types; a list may be empty, full and more than that. From more slots for each expert on, warp groups, where rows are whole 16 bytes.
+// Experts so large that lists of their slots pay where there are more slots than go one by one: on tensor cores as
+// bytes, for these types; a list may be empty, full and more than that. From more slots for each expert on, warp
+// groups, where rows are whole 16 bytes.
 TEST(mul_mat_id_large_experts) {
     static const char * const lists = "Q4_0 Q8_0 MXFP4 IQ4_NL Q4_K Q5_K Q6_K IQ2_XS IQ4_XS";
     mul_mat_id_cases_packed(lists, "1024,256,4|1024,1,5|2,5 1024,256,4|1024,2,8|2,8", "any", fill_experts);
@@ -563,9 +596,9 @@ TEST(out_prod) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_out_prod, t.ref = ref_out_prod, t.max_nmse = ERR_PRODUCT;
-    t.shapes =
-        "256,1|1,1 256,1|16,1 256,16|1,16 256,16|16,16 7,5|3,5 257,33|19,33 1,300|1,300 5,4,3,1|6,4,3,2 5,4,2,3|6,4,4,3 "
-        "5,4,3,2|6,4,6,4 5,0|6,0 0,3|2,3";
+    t.shapes = "256,1|1,1 256,1|16,1 256,16|1,16 256,16|16,16 7,5|3,5 257,33|19,33 1,300|1,300 5,4,3,1|6,4,3,2 "
+               "5,4,2,3|6,4,4,3 "
+               "5,4,3,2|6,4,6,4 5,0|6,0 0,3|2,3";
     t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
@@ -579,7 +612,8 @@ TEST(out_prod) {
     t.types = "Q4_0,F16>F32 Q6_K,BF16>F32 IQ2_S,F16>F32", t.shapes = "256,5,1,2|3,5,2,2";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
-    t.types = "F32", t.shapes = "256,16|16,16 7,5|3,5 257,33|19,33 5,4,3,2|6,4,6,4", t.tag = "f32"; // nothing is rounded
+    // nothing is rounded
+    t.types = "F32", t.shapes = "256,16|16,16 7,5|3,5 257,33|19,33 5,4,3,2|6,4,6,4", t.tag = "f32";
     t.build = build_out_prod_f32, t.max_nmse = 1e-12;
     t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);

@@ -24,7 +24,8 @@ static void ref_ssm_conv(const struct op_case * c) {
     }
 }
 
-// >>op:ssm_scan   sources: s, x, dt, A, B, C, ids; result: y [Pd, H, T, S], then states [N, Pd, H, S], one row of numbers
+// >>op:ssm_scan   sources: s, x, dt, A, B, C, ids; result: y [Pd, H, T, S], then states [N, Pd, H, S], one row of
+//                 numbers
 static void ref_ssm_token(const struct op_case * c, double * st, const int64_t * at, double * y) {
     const struct arr * a = c->in[3];
     const struct arr * b = c->in[4];
@@ -160,7 +161,8 @@ TEST(ssm_conv) {
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_ssm_conv, t.ref = ref_ssm_conv, t.max_nmse = 1e-7;
     t.types = "F32 F16,F32>F32 F32,F16>F32 BF16>F32";
-    t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 3,6,2|4,6 300,33,2|4,33 290,40|9,40";
+    t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 "
+               "3,6,2|4,6 300,33,2|4,33 290,40|9,40";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
     t.types = "F32";
@@ -232,7 +234,9 @@ static struct op_test ssm_scan_test(void) {
 }
 
 TEST(ssm_scan) {
-    static const struct { int n, pd, h, g, t, s, pool; bool mamba_1;
+    static const struct {
+        int n, pd, h, g, t, s, pool;
+        bool mamba_1;
     } sizes[] = {
         { 16, 1, 128, 1, 32, 4, 4, true },
         { 16, 1, 64, 1, 1, 2, 3, true },
@@ -279,7 +283,8 @@ TEST(ssm_scan_bad_slots) {
     op_test_run(&t);
 }
 
-// Inputs that are not finite reach the results that depend on them, and no others: those are held to the reference one by one.
+// Inputs that are not finite reach the results that depend on them, and no others: those are held to the reference one
+// by one.
 static const char * judge_finite(const struct op_case * c, const struct arr * got) {
     int64_t n_finite = 0;
     for (int64_t i = 0; i < arr_n(got); ++i) {
@@ -292,18 +297,23 @@ static const char * judge_finite(const struct op_case * c, const struct arr * go
     return 4 * n_finite < arr_n(got) ? "too few finite results to judge" : NULL;
 }
 
-static void fill_late_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) { // three of four channels, each its token
+// three of four channels, each its token
+static void fill_late_infinite(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) r, (void) c, (void) k;
     FOR_ARR(a) {
-        if (i0 % 4 < 3 && i2 == a->ne[2] / 2 + i0 % 16) { AT(a, i0, i1, i2, i3) = i0 % 4 == 0 ? HUGE_VAL : i0 % 4 == 1 ? -HUGE_VAL : (double) NAN; }
+        if (i0 % 4 < 3 && i2 == a->ne[2] / 2 + i0 % 16) {
+            AT(a, i0, i1, i2, i3) = i0 % 4 == 0 ? HUGE_VAL : i0 % 4 == 1 ? -HUGE_VAL : (double) NAN;
+        }
     }
 }
 
 TEST(ssm_scan_infinite) { // no token reaches one before it
     struct op_test t = ssm_scan_test();
-    t.shapes = "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 128,48,3,1|48,3,70,1|3,70,1|1,3|128,1,70,1|128,1,70,1|1 "
-               "128,32,1,3|32,1,300,2|1,300,2|1,1|128,1,300,2|128,1,300,2|2 16,8,4,1|8,4,45,1|4,45,1|16,4|16,1,45,1|16,1,45,1|1 "
-               "5,3,6,2|3,6,45,2|6,45,2|1,6|5,3,45,2|5,3,45,2|2";
+    t.shapes =
+        "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 128,48,3,1|48,3,70,1|3,70,1|1,3|128,1,70,1|128,1,70,1|1 "
+        "128,32,1,3|32,1,300,2|1,300,2|1,1|128,1,300,2|128,1,300,2|2 "
+        "16,8,4,1|8,4,45,1|4,45,1|16,4|16,1,45,1|16,1,45,1|1 "
+        "5,3,6,2|3,6,45,2|6,45,2|1,6|5,3,45,2|5,3,45,2|2";
     t.in[1].fill = fill_late_infinite, t.judge = judge_finite;
     op_test_run(&t);
 }
@@ -315,7 +325,8 @@ static void fill_some_minus_infinite(struct rng * r, const struct op_case * c, i
 
 TEST(ssm_scan_forgets) { // decays of exactly 0; tokens that fill no group
     struct op_test t = ssm_scan_test();
-    t.shapes = "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 16,1,128,1|1,128,45,1|128,45,1|16,128|16,1,45,1|16,1,45,1|1 "
+    t.shapes = "64,80,6,3|80,6,45,2|6,45,2|1,6|64,2,45,2|64,2,45,2|2 "
+               "16,1,128,1|1,128,45,1|128,45,1|16,128|16,1,45,1|16,1,45,1|1 "
                "64,16,2,1|16,2,9,1|2,9,1|1,2|64,1,9,1|64,1,9,1|1 5,3,6,2|3,6,45,2|6,45,2|1,6|5,3,45,2|5,3,45,2|2";
     t.in[3].fill = fill_some_minus_infinite;
     op_test_run(&t);
@@ -367,7 +378,8 @@ static void recurrence_case(struct op_test * t, int sz, int h, int n_tokens, int
 }
 
 static void recurrence_cases(struct op_test * t, int n_in, int small) {
-    static const struct { int sz, h, t, s;
+    static const struct {
+        int sz, h, t, s;
     } sizes[] = {
         { 64, 4, 1, 1 },
         { 64, 4, 32, 1 },
@@ -408,7 +420,8 @@ static void recurrence_empty(struct op_test * t, int n_in, int small) {
         char shape[256];
         int used = 0;
         for (int k = 0; k < n_in - 1; ++k) {
-            used += snprintf(shape + used, sizeof shape - (size_t) used, "20,%d,%d|", heads[i], k == small ? 1 : tokens[i]);
+            used +=
+                snprintf(shape + used, sizeof shape - (size_t) used, "20,%d,%d|", heads[i], k == small ? 1 : tokens[i]);
         }
         snprintf(shape + used, sizeof shape - (size_t) used, "%d,2", 20 * 20 * heads[i]);
         t->types = "F32", t->shapes = shape, t->n_in = n_in, t->max_nmse = 1e-7;
@@ -422,7 +435,8 @@ static void fill_zeros(struct rng * r, const struct op_case * c, int k, struct a
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 0.0; }
 }
 
-// Zeros of both signs, negative and positive ones side by side; of each fifth token all are zero: what was before is forgotten.
+// Zeros of both signs, negative and positive ones side by side; of each fifth token all are zero: what was before is
+// forgotten.
 static void fill_mixed_decays(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     FOR_ARR(a) {
@@ -432,17 +446,23 @@ static void fill_mixed_decays(struct rng * r, const struct op_case * c, int k, s
     }
 }
 
-// Single tokens, of many sequences too, and long ones, in every form that a head's size has: in registers of 4 to 32 lanes, of
-// sizes that fill no vector, and past registers.
+// Single tokens, of many sequences too, and long ones, in every form that a head's size has: in registers of 4 to 32
+// lanes, of sizes that fill no vector, and past registers.
 static void recurrence_decays(struct op_test * t, int n_in, int small, int decay) {
-    static const struct { const char * tag; double lo, hi; fill_fn fill;
-    } kinds[] = { { "zero", 0.0, 0.0, fill_zeros }, { "negative", -0.95, -0.2, NULL }, { "mixed", -0.95, 0.95, fill_mixed_decays } };
-    static const struct { int sz, h, t, s;
-    } sizes[] = { { 64, 2, 1, 1 }, { 32, 2, 7, 7 }, { 64, 1, 84, 2 }, { 16, 1, 75, 1 }, { 128, 1, 22, 2 }, { 33, 2, 51, 3 },
-        { 160, 1, 10, 1 }, { 260, 1, 6, 2 } };
+    static const struct {
+        const char * tag;
+        double lo, hi;
+        fill_fn fill;
+    } kinds[] = { { "zero", 0.0, 0.0, fill_zeros }, { "negative", -0.95, -0.2, NULL },
+        { "mixed", -0.95, 0.95, fill_mixed_decays } };
+    static const struct {
+        int sz, h, t, s;
+    } sizes[] = { { 64, 2, 1, 1 }, { 32, 2, 7, 7 }, { 64, 1, 84, 2 }, { 16, 1, 75, 1 }, { 128, 1, 22, 2 },
+        { 33, 2, 51, 3 }, { 160, 1, 10, 1 }, { 260, 1, 6, 2 } };
     t->types = "F32", t->n_in = n_in, t->max_nmse = 1e-7;
-    t->in[0].lo = t->in[2].lo = 0.1, t->in[0].hi = t->in[2].hi = 1.0; // keys, queries: where all is forgotten, a row is v times their
-    for (int i = 0; i < 24; ++i) {                                    // product, which must not cancel
+    // keys, queries: where all is forgotten, a row is v times their
+    t->in[0].lo = t->in[2].lo = 0.1, t->in[0].hi = t->in[2].hi = 1.0;
+    for (int i = 0; i < 24; ++i) { // product, which must not cancel
         const int at = i / 3;
         t->tag = kinds[i % 3].tag;
         t->in[decay].lo = kinds[i % 3].lo, t->in[decay].hi = kinds[i % 3].hi, t->in[decay].fill = kinds[i % 3].fill;
@@ -486,7 +506,8 @@ TEST(rwkv_wkv7) {
     recurrence_decays(&t, 7, -1, 1);
 }
 
-static void fill_last_key(struct rng * r, const struct op_case * c, int k, struct arr * a) { // of the last token, one key
+// of the last token, one key
+static void fill_last_key(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) r, (void) c, (void) k;
     FOR_ARR(a) {
         if (i0 == 3 && i2 == a->ne[2] - 1) { AT(a, i0, i1, i2, i3) = HUGE_VAL; }
@@ -523,9 +544,9 @@ TEST(solve_tri) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_solve_tri, t.ref = ref_solve_tri, t.max_nmse = 1e-7;
-    t.shapes =
-        "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 64,64,2,1|64,64,2,1 79,79|417,79 "
-        "100,100,2|41,100,2 128,128|3,128";
+    t.shapes = "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 "
+               "64,64,2,1|64,64,2,1 79,79|417,79 "
+               "100,100,2|41,100,2 128,128|3,128";
     t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);

@@ -1,5 +1,6 @@
-// What the constructors of ops-matmul.h, ops-attention.h, ops-conv.h and ops-recurrent.h must refuse: wrong shapes, types,
-// layouts, parameters and NULL, each with a message that names the operation and the numbers. Part of test-ops.c.
+// What the constructors of ops-matmul.h, ops-attention.h, ops-conv.h and ops-recurrent.h must refuse: wrong shapes,
+// types, layouts, parameters and NULL, each with a message that names the operation and the numbers. Part of
+// test-ops.c.
 #ifndef OPS_REFUSE_H
 #define OPS_REFUSE_H
 
@@ -17,13 +18,13 @@ static struct gcuda_tensor * leaf(
 #define I32(...) leaf(ctx, GCUDA_TYPE_I32, __VA_ARGS__)
 
 // NULL in, NULL out, and the first message stays: `call` uses `bad`, which is NULL because of an earlier error
-#define CHECK_PASSES_NULL(ctx, call)                                                  \
-    do {                                                                              \
+#define CHECK_PASSES_NULL(ctx, call)                                                   \
+    do {                                                                               \
         struct gcuda_tensor * bad = gcuda_permute((ctx), F32(1, 1, 1, 1), 0, 0, 0, 0); \
-        CHECK(bad == NULL);                                                           \
-        CHECK((call) == NULL);                                                        \
-        CHECK_HAS(gcuda_context_error(ctx), "permute");                               \
-        gcuda_context_clear_error(ctx);                                               \
+        CHECK(bad == NULL);                                                            \
+        CHECK((call) == NULL);                                                         \
+        CHECK_HAS(gcuda_context_error(ctx), "permute");                                \
+        gcuda_context_clear_error(ctx);                                                \
     } while (0)
 
 TEST(refuse_products) {
@@ -54,8 +55,8 @@ TEST(refuse_products) {
     gcuda_free(ctx);
 }
 
-// A source (of the node, or its result) `offset` bytes behind where its type can be: refused by name before anything runs, which on a
-// device would lose it. 0: as it should be.
+// A source (of the node, or its result) `offset` bytes behind where its type can be: refused by name before anything
+// runs, which on a device would lose it. 0: as it should be.
 static void check_placed(enum gcuda_type type, size_t offset, bool is_result) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL && op_backends_ready());
@@ -72,7 +73,8 @@ static void check_placed(enum gcuda_type type, size_t offset, bool is_result) {
     CHECK_OK(gcuda_backend_tensor_alloc(buf, y, base + 32768 + (is_result ? offset : 0)));
     CHECK_OK(gcuda_build_forward_expand(g, y));
     const gcuda_status st = gcuda_backend_graph_compute(op_backends[0], g);
-    CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (offset == 0 || type == GCUDA_TYPE_MXFP4), "%s at %d: %d", gcuda_type_name(type), (int) offset, (int) st);
+    CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (offset == 0 || type == GCUDA_TYPE_MXFP4), "%s at %d: %d",
+        gcuda_type_name(type), (int) offset, (int) st);
     if (st != GCUDA_STATUS_SUCCESS) {
         CHECK(st == GCUDA_STATUS_INVALID_ARGUMENT);
         CHECK_HAS(gcuda_last_error(), is_result ? "placed-y" : "placed-x");
@@ -83,8 +85,11 @@ static void check_placed(enum gcuda_type type, size_t offset, bool is_result) {
 }
 
 TEST(refuse_misaligned) {
-    static const struct { enum gcuda_type type; size_t offset; } all[] = { { GCUDA_TYPE_F32, 0 }, { GCUDA_TYPE_F32, 1 }, { GCUDA_TYPE_F32, 2 },
-        { GCUDA_TYPE_F16, 1 }, { GCUDA_TYPE_BF16, 1 }, { GCUDA_TYPE_I32, 2 }, { GCUDA_TYPE_Q4_0, 1 }, { GCUDA_TYPE_Q6_K, 1 },
+    static const struct {
+        enum gcuda_type type;
+        size_t offset;
+    } all[] = { { GCUDA_TYPE_F32, 0 }, { GCUDA_TYPE_F32, 1 }, { GCUDA_TYPE_F32, 2 }, { GCUDA_TYPE_F16, 1 },
+        { GCUDA_TYPE_BF16, 1 }, { GCUDA_TYPE_I32, 2 }, { GCUDA_TYPE_Q4_0, 1 }, { GCUDA_TYPE_Q6_K, 1 },
         { GCUDA_TYPE_Q4_K, 1 }, { GCUDA_TYPE_MXFP4, 1 } };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         check_placed(all[i].type, all[i].offset, false);
@@ -92,7 +97,7 @@ TEST(refuse_misaligned) {
     }
     struct gcuda_context * ctx = op_context(); // strides and offsets of views, which constructors refuse, set by hand
     REQUIRE(ctx != NULL && op_backends_ready());
-    struct gcuda_tensor * x = gcuda_view_2d(ctx, F32(16, 8, 1, 1), 8, 4, 64, 8), * y = gcuda_scale(ctx, x, 2.0f);
+    struct gcuda_tensor *x = gcuda_view_2d(ctx, F32(16, 8, 1, 1), 8, 4, 64, 8), *y = gcuda_scale(ctx, x, 2.0f);
     REQUIRE(y != NULL);
     CHECK(gcuda_backend_supports_op(op_backends[0], y));
     x->nb[1] += 2;
@@ -146,18 +151,21 @@ TEST(refuse_flash_attn) {
     gcuda_free(ctx);
 }
 
-#define CHECK_NO_SINKS(call, ...)                                                          \
-    do {                                                                                   \
-        const char * const parts_[] = { __VA_ARGS__ };                                     \
-        CHECK_MSG((call) != GCUDA_STATUS_SUCCESS, "%s is accepted", #call);                \
-        for (size_t i_ = 0; i_ < sizeof parts_ / sizeof parts_[0]; ++i_) { CHECK_HAS(gcuda_last_error(), parts_[i_]); } \
+#define CHECK_NO_SINKS(call, ...)                                           \
+    do {                                                                    \
+        const char * const parts_[] = { __VA_ARGS__ };                      \
+        CHECK_MSG((call) != GCUDA_STATUS_SUCCESS, "%s is accepted", #call); \
+        for (size_t i_ = 0; i_ < sizeof parts_ / sizeof parts_[0]; ++i_) {  \
+            CHECK_HAS(gcuda_last_error(), parts_[i_]);                      \
+        }                                                                   \
     } while (0)
 
 TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those of flash_attn_ext leave what was there
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * p = gcuda_soft_max(ctx, F32(8, 5, 4, 2)), * few = F32(3, 1, 1, 1), * good = F16(4, 1, 1, 1);
-    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, F32(16, 3, 4, 2), F16(16, 9, 2, 2), F16(24, 9, 2, 2), NULL, 1.0f, 0.0f, 0.0f);
+    struct gcuda_tensor *p = gcuda_soft_max(ctx, F32(8, 5, 4, 2)), *few = F32(3, 1, 1, 1), *good = F16(4, 1, 1, 1);
+    struct gcuda_tensor * y =
+        gcuda_flash_attn_ext(ctx, F32(16, 3, 4, 2), F16(16, 9, 2, 2), F16(24, 9, 2, 2), NULL, 1.0f, 0.0f, 0.0f);
     struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
     REQUIRE(p != NULL && y != NULL && g != NULL && op_backends_ready());
     CHECK_NO_SINKS(gcuda_soft_max_add_sinks(NULL, good), "soft_max");
@@ -185,20 +193,25 @@ TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those 
 TEST(refuse_flash_attn_back) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * q = F32(16, 3, 4, 2), * k = F16(16, 9, 2, 2), * v = F16(24, 9, 2, 2), * y = F32(24, 4, 3, 2), * sinks = F32(4, 1, 1, 1);
+    struct gcuda_tensor *q = F32(16, 3, 4, 2), *k = F16(16, 9, 2, 2), *v = F16(24, 9, 2, 2), *y = F32(24, 4, 3, 2),
+                        *sinks = F32(4, 1, 1, 1);
 #define BACK(q, k, v, y, dy, m, bias) gcuda_flash_attn_ext_back(ctx, q, k, v, y, dy, m, NULL, 1.0f, bias, 0.0f)
     struct gcuda_tensor * good = BACK(q, k, v, y, y, NULL, 0.0f);
     REQUIRE(good != NULL);
     CHECK(good->ne[0] == 16 * 3 * 4 * 2 + 16 * 9 * 2 * 2 + 24 * 9 * 2 * 2);
     CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(good, sinks), "flash_attn_ext");
     CHECK(good->src[4] == y);
-    CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, good, GCUDA_FLASH_ATTN_GRAD_SINKS), "flash_attn_ext_back", "3");
-    CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, good, (enum gcuda_flash_attn_grad) 4), "flash_attn_ext_back", "4");
+    CHECK_REFUSED(
+        ctx, gcuda_flash_attn_ext_back_part(ctx, good, GCUDA_FLASH_ATTN_GRAD_SINKS), "flash_attn_ext_back", "3");
+    CHECK_REFUSED(
+        ctx, gcuda_flash_attn_ext_back_part(ctx, good, (enum gcuda_flash_attn_grad) 4), "flash_attn_ext_back", "4");
     CHECK_REFUSED(ctx, gcuda_flash_attn_ext_back_part(ctx, q, GCUDA_FLASH_ATTN_GRAD_Q), "flash_attn_ext_back");
     CHECK_REFUSED(ctx, BACK(q, k, v, F32(24, 3, 4, 2), y, NULL, 0.0f), "flash_attn_ext_back", "[24, 3, 4, 2]");
     CHECK_REFUSED(ctx, BACK(q, k, v, y, F32(16, 4, 3, 2), NULL, 0.0f), "flash_attn_ext_back", "[16, 4, 3, 2]");
     CHECK_REFUSED(ctx, BACK(q, k, v, y, I32(24, 4, 3, 2), NULL, 0.0f), "flash_attn_ext_back", "i32");
-    CHECK_REFUSED(ctx, BACK(q, k, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_Q8_0, 32, 9, 2, 2), F32(32, 4, 3, 2), F32(32, 4, 3, 2), NULL, 0.0f),
+    CHECK_REFUSED(ctx,
+        BACK(q, k, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_Q8_0, 32, 9, 2, 2), F32(32, 4, 3, 2), F32(32, 4, 3, 2), NULL,
+            0.0f),
         "flash_attn_ext_back", "q8_0");
     CHECK_REFUSED(ctx, BACK(q, k, v, y, y, F16(9, 2, 1, 1), 0.0f), "flash_attn_ext_back", "[9, 2, 1, 1]");
     CHECK_REFUSED(ctx, BACK(q, k, v, y, y, NULL, 8.0f), "flash_attn_ext_back");
@@ -212,7 +225,10 @@ typedef gcuda_status (*set_prec_fn)(struct gcuda_tensor * node, enum gcuda_prec 
 
 // Each function changes its slot of its own operations, and nothing of any other node.
 TEST(refuse_precision_of_other_nodes) {
-    static const struct { set_prec_fn set; int slot; const char * of[4];
+    static const struct {
+        set_prec_fn set;
+        int slot;
+        const char * of[4];
     } all[] = { { gcuda_mul_mat_set_prec, 0, { "MUL_MAT", "MUL_MAT_ID", "OUT_PROD", NULL } },
         { gcuda_conv_2d_set_prec, 7, { "CONV_2D", "CONV_TRANSPOSE_2D", NULL, NULL } },
         { gcuda_flash_attn_ext_set_prec, 3, { "FLASH_ATTN_EXT", "FLASH_ATTN_EXT_BACK", NULL, NULL } } };
@@ -229,12 +245,13 @@ TEST(refuse_precision_of_other_nodes) {
             struct gcuda_tensor want = *node;
             if (is_own) { want.op_params[all[i].slot] = GCUDA_PREC_F32; }
             const gcuda_status st = all[i].set(node, GCUDA_PREC_F32);
-            CHECK_MSG(st == (is_own ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT), "%s, slot %d: %s", name, all[i].slot,
-                gcuda_status_to_string(st));
+            CHECK_MSG(st == (is_own ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT), "%s, slot %d: %s", name,
+                all[i].slot, gcuda_status_to_string(st));
             CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: the node is changed", name, all[i].slot);
             if (!is_own) { CHECK_HAS(gcuda_last_error(), "_set_prec: node "); }
             CHECK(all[i].set(node, (enum gcuda_prec) 77) == GCUDA_STATUS_INVALID_ARGUMENT);
-            CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: a precision that does not exist", name, all[i].slot);
+            CHECK_MSG(memcmp(&want, node, sizeof want) == 0, "%s, slot %d: a precision that does not exist", name,
+                all[i].slot);
         }
     }
     gcuda_free(ctx);
@@ -258,7 +275,8 @@ TEST(refuse_rope) {
     CHECK_REFUSED(ctx, gcuda_rope(ctx, a, NULL, 16, 0), "rope", "NULL");
     CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, F32(7, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f),
         "rope", "[7, 1, 1, 1]");
-    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, I32(8, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f), "rope", "i32");
+    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, I32(8, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f),
+        "rope", "i32");
     CHECK_REFUSED(ctx, MULTI(pos, sections, 16, 8), "rope", "[5, 1, 1, 1]");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), none, 16, 8), "rope");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), many, 16, 8), "rope");
@@ -371,8 +389,8 @@ TEST(refuse_recurrences) {
     gcuda_free(ctx);
 }
 
-// Integers at the ends of their range for every parameter in turn: refused or built, but never an overflow (UBSan) or an
-// allocation that is not asked for. What is built must be a graph that measures its memory without trouble.
+// Integers at the ends of their range for every parameter in turn: refused or built, but never an overflow (UBSan) or
+// an allocation that is not asked for. What is built must be a graph that measures its memory without trouble.
 static struct gcuda_tensor * extreme(struct gcuda_context * ctx, int which, const int * v) {
     struct gcuda_tensor * k = F32(3, 3, 2, 4);
     struct gcuda_tensor * b = F32(8, 8, 2, 1);

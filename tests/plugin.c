@@ -1,6 +1,7 @@
-// gcuda inside a shared library that a program loads, as an engine loads a plug-in. With PLUGIN this is the library: the implementation,
-// linked with the kernels. Without, it is the program: plugin LIBRARY DEVICE. Kernels that were not compiled for a shared library
-// (-fPIC) cannot be linked into one: their variable of each thread asks for a relocation that only programs may have.
+// gcuda inside a shared library that a program loads, as an engine loads a plug-in. With PLUGIN this is the library:
+// the implementation, linked with the kernels. Without, it is the program: plugin LIBRARY DEVICE. Kernels that were not
+// compiled for a shared library (-fPIC) cannot be linked into one: their variable of each thread asks for a relocation
+// that only programs may have.
 #if defined(PLUGIN)
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
@@ -36,7 +37,10 @@ const char * plugin_run(const char * device) {
     float got[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
     const gcuda_status st = compute(ctx, backend, got);
     const bool is_right = got[0] == 16.0f && got[1] == 16.0f && got[2] == 16.0f && got[3] == 16.0f;
-    snprintf(text, sizeof text, "%s", st != GCUDA_STATUS_SUCCESS ? gcuda_last_error() : is_right ? "" : "wrong numbers");
+    snprintf(text, sizeof text, "%s",
+        st != GCUDA_STATUS_SUCCESS ? gcuda_last_error()
+        : is_right                 ? ""
+                                   : "wrong numbers");
     gcuda_free(ctx);
     gcuda_backend_free(backend);
     return text;

@@ -6,21 +6,24 @@
 
 #include <string.h>
 
-static inline struct gcuda_mul_mat_job product_job(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args) {
+static inline struct gcuda_mul_mat_job product_job(
+    enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_job job;
     memset(&job, 0, sizeof job);
     job.path = path;
     job.args = args;
     return job;
 }
-static inline struct gcuda_mul_mat_job experts_job(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_id_args * args) {
+static inline struct gcuda_mul_mat_job experts_job(
+    enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_id_args * args) {
     struct gcuda_mul_mat_job job = product_job(path, NULL);
     job.experts = args;
     job.scratch = args->scratch;
     return job;
 }
 // No product, and more than there may be, are groups too: -1 stands for 0.
-static inline struct gcuda_mul_mat_job group_job(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args, int n) {
+static inline struct gcuda_mul_mat_job group_job(
+    enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args, int n) {
     struct gcuda_mul_mat_job job = product_job(path, args);
     job.n_args = n == 0 ? -1 : n;
     return job;
@@ -49,8 +52,8 @@ static inline gcuda_status launch_experts(enum gcuda_mul_mat_path path, const st
 // Scratch and layouts as on a device with wgmma: what the operands want.
 static const struct gcuda_mul_mat_device on_any_device = { 900, true };
 
-static inline size_t product_scratch(
-    enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_epilogue * epilogue) {
+static inline size_t product_scratch(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue) {
     struct gcuda_mul_mat_job job = product_job(path, args);
     job.epilogue = epilogue;
     job.device = &on_any_device;
@@ -72,7 +75,8 @@ static inline bool takes_group(enum gcuda_mul_mat_path path, const struct gcuda_
 }
 
 // n: 1, one product; else a group.
-static inline struct gcuda_activation_layout product_layout(enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args, int n) {
+static inline struct gcuda_activation_layout product_layout(
+    enum gcuda_mul_mat_path path, const struct gcuda_mul_mat_args * args, int n) {
     struct gcuda_mul_mat_job job = n == 1 ? product_job(path, args) : group_job(path, args, n);
     job.device = &on_any_device;
     return gcuda_mul_mat_layout(&job);

@@ -90,7 +90,7 @@ def plan(level, n_jobs=2):
     some = ["--sixth", "--seed", str(int(time.time()) % 1000000 + 1)] if level == "ci" else []
     jobs.append(Job(" ".join(["switches of the kernels", *some[1:]]), [sys.executable, "tests/compile/switches.py", *some], "ci", 3600, True))
     jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 600, True))
-    jobs.append(Job("places of a new operation, activation and type", [sys.executable, "tests/tools/places.py"], "full", 1800, True))
+    jobs.append(Job("places of a new operation, activation, type and path", [sys.executable, "tests/tools/places.py"], "full", 1800, True))
     # below level full the compile matrix builds and runs the others, by their own first lines but without optimisation
     examples = Job("gcc: build examples", [*MAKE, "examples" if level == "full" else "build/digits"], "user", 600, is_build=True)
     jobs.append(examples)

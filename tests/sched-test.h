@@ -49,17 +49,20 @@ static void toy_buffer_free(gcuda_backend_buffer_t b) {
 static void * toy_buffer_base(gcuda_backend_buffer_t b) {
     return (char *) b->context + (64 - (uintptr_t) b->context % 64) % 64;
 }
-static gcuda_status toy_memset(gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset, size_t size) {
+static gcuda_status toy_memset(
+    gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset, size_t size) {
     (void) b;
     memset((char *) t->data + offset, value, size);
     return toy_call("memset");
 }
-static gcuda_status toy_set(gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset, size_t size) {
+static gcuda_status toy_set(
+    gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset, size_t size) {
     (void) b;
     memcpy((char *) t->data + offset, data, size);
     return toy_call("set");
 }
-static gcuda_status toy_get(gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset, size_t size) {
+static gcuda_status toy_get(
+    gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset, size_t size) {
     (void) b;
     memcpy(data, (const char *) t->data + offset, size);
     return toy_call("get");
@@ -112,12 +115,16 @@ static gcuda_status toy_dev_supports(gcuda_backend_dev_t d, const struct gcuda_t
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) { // what it cannot reach it says so
         const struct gcuda_tensor * s = op->src[k];
         const gcuda_backend_buffer_t b = s ? s->view_src ? s->view_src->buffer : s->buffer : NULL;
-        if (b != NULL && b->buft != &toy->buft) { return gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "toy: out of reach"); }
+        if (b != NULL && b->buft != &toy->buft) {
+            return gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "toy: out of reach");
+        }
     }
     const bool is_refused = op->op != GCUDA_OP_NONE && rng_below(&r, 100) < toy->refuses;
     return is_refused ? gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "toy: refused") : GCUDA_STATUS_SUCCESS;
 }
-static bool toy_dev_supports_buft(gcuda_backend_dev_t d, gcuda_backend_buffer_type_t t) { return t == &((struct toy *) d)->buft; }
+static bool toy_dev_supports_buft(gcuda_backend_dev_t d, gcuda_backend_buffer_type_t t) {
+    return t == &((struct toy *) d)->buft;
+}
 static bool toy_dev_offload(gcuda_backend_dev_t d, const struct gcuda_tensor * op) {
     return ((struct toy *) d)->offloads && op->op == GCUDA_OP_MUL_MAT;
 }
@@ -152,7 +159,8 @@ TEST_UNUSED static gcuda_backend_t toy_backend(int i) {
     snprintf(t->name, sizeof t->name, "Toy%d", i);
     t->dev.reg = &toy_reg;
     t->dev.iface.get_name = t->dev.iface.get_description = toy_dev_name;
-    t->dev.iface.get_memory = toy_dev_memory, t->dev.iface.get_type = toy_dev_type, t->dev.iface.get_props = toy_dev_props;
+    t->dev.iface.get_memory = toy_dev_memory, t->dev.iface.get_type = toy_dev_type,
+    t->dev.iface.get_props = toy_dev_props;
     t->dev.iface.get_buffer_type = toy_dev_buft;
     t->dev.iface.supports_op = toy_dev_supports, t->dev.iface.supports_buft = toy_dev_supports_buft;
     t->dev.iface.offload_op = toy_dev_offload;
@@ -161,7 +169,8 @@ TEST_UNUSED static gcuda_backend_t toy_backend(int i) {
     t->buft.iface.get_alignment = toy_buft_alignment, t->buft.iface.is_host = toy_buft_is_host;
     t->backend.guid[0] = 43;
     t->backend.device = &t->dev;
-    t->backend.iface.get_name = toy_name, t->backend.iface.free = toy_free, t->backend.iface.graph_compute = toy_compute;
+    t->backend.iface.get_name = toy_name, t->backend.iface.free = toy_free,
+    t->backend.iface.graph_compute = toy_compute;
     return &t->backend;
 }
 
@@ -177,9 +186,9 @@ static int net_wide = 1; // times NET_D and so on that the networks are: rows fo
 
 struct net_layer {
     struct gcuda_context * ctx; // weights of products
-    struct gcuda_context * small_ctx, * cache_ctx;
+    struct gcuda_context *small_ctx, *cache_ctx;
     gcuda_backend_buffer_t buffer, small_buffer, cache;
-    struct gcuda_tensor * norm1, * wq, * wk, * wv, * wo, * norm2, * gate, * up, * down, * router, * k, * v;
+    struct gcuda_tensor *norm1, *wq, *wk, *wv, *wo, *norm2, *gate, *up, *down, *router, *k, *v;
 };
 struct net {
     enum net_kind kind;
@@ -189,7 +198,7 @@ struct net {
     struct net_layer layers[NET_MAX_LAYERS];
     struct gcuda_context * ctx; // of the graph
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * x, * pos, * mask, * rows, * out;
+    struct gcuda_tensor *x, *pos, *mask, *rows, *out;
 };
 
 // Random values, the same for the same name whatever it is placed in.
@@ -199,7 +208,8 @@ static bool fill_tensor(struct gcuda_tensor * t, double size) {
     float * values = (float *) malloc((size_t) n * sizeof *values + 1);
     void * stored = malloc(gcuda_nbytes(t) + 1);
     for (int64_t i = 0; i < n; ++i) { values[i] = (float) rng_between(&r, -size, size); }
-    bool is_ok = gcuda_quantize_rows(t->type, values, stored, gcuda_nrows(t), t->ne[0], NULL, 1) == GCUDA_STATUS_SUCCESS;
+    bool is_ok =
+        gcuda_quantize_rows(t->type, values, stored, gcuda_nrows(t), t->ne[0], NULL, 1) == GCUDA_STATUS_SUCCESS;
     is_ok = is_ok && gcuda_backend_tensor_set(t, stored, 0, gcuda_nbytes(t)) == GCUDA_STATUS_SUCCESS;
     free(values);
     free(stored);
@@ -228,7 +238,7 @@ static gcuda_backend_buffer_t net_place(struct gcuda_context * ctx, gcuda_backen
 static bool net_layer_begin(struct net * net, int i, gcuda_backend_buffer_type_t buft) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct net_layer * l = &net->layers[i];
-    struct gcuda_context * ctx = l->ctx = gcuda_init(params), * small = l->small_ctx = gcuda_init(params);
+    struct gcuda_context *ctx = l->ctx = gcuda_init(params), *small = l->small_ctx = gcuda_init(params);
     gcuda_backend_buffer_type_t home = gcuda_backend_dev_buffer_type(gcuda_backend_buft_get_device(buft));
     const int64_t n_experts = net->kind == NET_EXPERTS ? NET_E : 1, d = net->d, ff = net->ff;
     const int64_t q = net->n_heads * NET_HEAD, kv = net->n_kv * NET_HEAD;
@@ -263,12 +273,13 @@ static struct gcuda_tensor * net_attention(struct net * net, struct net_layer * 
     const int64_t n = net->n_tokens;
     const size_t head = NET_HEAD * sizeof(float), row = (size_t) net->n_kv * head;
     struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), l->norm1);
-    struct gcuda_tensor * q = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wq, h), NET_HEAD, net->n_heads, n), net->pos,
-        NET_HEAD, 0);
-    struct gcuda_tensor * k = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wk, h), NET_HEAD, net->n_kv, n), net->pos,
-        NET_HEAD, 0);
+    struct gcuda_tensor * q =
+        gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wq, h), NET_HEAD, net->n_heads, n), net->pos, NET_HEAD, 0);
+    struct gcuda_tensor * k =
+        gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wk, h), NET_HEAD, net->n_kv, n), net->pos, NET_HEAD, 0);
     struct gcuda_tensor * v = net_mul(net, l->wv, h);
-    (void) gcuda_build_forward_expand(net->graph, gcuda_set_rows(c, l->k, gcuda_reshape_2d(c, k, net->n_kv * NET_HEAD, n), net->rows));
+    (void) gcuda_build_forward_expand(
+        net->graph, gcuda_set_rows(c, l->k, gcuda_reshape_2d(c, k, net->n_kv * NET_HEAD, n), net->rows));
     (void) gcuda_build_forward_expand(net->graph, gcuda_set_rows(c, l->v, v, net->rows));
     struct gcuda_tensor * keys = gcuda_view_3d(c, l->k, NET_HEAD, NET_PAST, net->n_kv, row, head, 0);
     struct gcuda_tensor * values = gcuda_view_3d(c, l->v, NET_HEAD, NET_PAST, net->n_kv, row, head, 0);
@@ -286,7 +297,8 @@ static struct gcuda_tensor * net_experts(struct net * net, struct net_layer * l,
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, probs, NET_USED);                       // [used, tokens]
     struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, NET_E, n), ids); // [1, used, tokens]
     struct gcuda_tensor * x = gcuda_reshape_3d(c, h, net->d, 1, n);
-    struct gcuda_tensor * a = gcuda_swiglu_split(c, gcuda_mul_mat_id(c, l->gate, x, ids), gcuda_mul_mat_id(c, l->up, x, ids));
+    struct gcuda_tensor * a =
+        gcuda_swiglu_split(c, gcuda_mul_mat_id(c, l->gate, x, ids), gcuda_mul_mat_id(c, l->up, x, ids));
     struct gcuda_tensor * y = gcuda_mul(c, gcuda_mul_mat_id(c, l->down, a, ids), w); // [d, used, tokens]
     struct gcuda_tensor * sum = NULL;
     for (int i = 0; i < NET_USED && y != NULL; ++i) {
@@ -299,9 +311,10 @@ static struct gcuda_tensor * net_experts(struct net * net, struct net_layer * l,
 static struct gcuda_tensor * net_ffn(struct net * net, struct net_layer * l, struct gcuda_tensor * x) {
     struct gcuda_context * c = net->ctx;
     struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), l->norm2);
-    return gcuda_add(c, x, net->kind == NET_EXPERTS
-        ? net_experts(net, l, h)
-        : net_mul(net, l->down, gcuda_swiglu_split(c, net_mul(net, l->gate, h), net_mul(net, l->up, h))));
+    return gcuda_add(c, x,
+        net->kind == NET_EXPERTS
+            ? net_experts(net, l, h)
+            : net_mul(net, l->down, gcuda_swiglu_split(c, net_mul(net, l->gate, h), net_mul(net, l->up, h))));
 }
 
 // The graph once more, in new descriptions.
@@ -319,7 +332,9 @@ static bool net_build(struct net * net) {
     for (int i = 0; i < 4; ++i) {
         if (inputs[i] != NULL) { gcuda_set_input(inputs[i]); }
     }
-    for (int i = 0; i < net->n_layers; ++i) { y = net_ffn(net, &net->layers[i], net_attention(net, &net->layers[i], y)); }
+    for (int i = 0; i < net->n_layers; ++i) {
+        y = net_ffn(net, &net->layers[i], net_attention(net, &net->layers[i], y));
+    }
     net->out = gcuda_set_name(gcuda_rms_norm(c, y, 1e-5f), "out");
     if (net->out != NULL) { gcuda_set_output(net->out); }
     return gcuda_build_forward_expand(net->graph, net->out) == GCUDA_STATUS_SUCCESS;
@@ -331,7 +346,8 @@ static bool net_begin(struct net * net, enum net_kind kind, int n_layers, int64_
     net->kind = kind;
     net->n_layers = n_layers;
     net->n_tokens = n_tokens;
-    net->d = net_wide * NET_D, net->n_heads = net_wide * NET_HEADS, net->n_kv = net_wide * NET_KV, net->ff = net_wide * NET_FF;
+    net->d = net_wide * NET_D, net->n_heads = net_wide * NET_HEADS, net->n_kv = net_wide * NET_KV,
+    net->ff = net_wide * NET_FF;
     net->ffn_type = ffn_type;
     bool is_ok = true;
     for (int i = 0; i < n_layers && is_ok; ++i) { is_ok = net_layer_begin(net, i, place(i, user)); }
@@ -392,8 +408,10 @@ static gcuda_backend_buffer_type_t net_on_cpu(int layer, void * user) {
     return gcuda_backend_cpu_buffer_type();
 }
 
-// What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * net_wide * NET_D * n_tokens floats.
-TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
+// What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * net_wide * NET_D *
+// n_tokens floats.
+TEST_UNUSED static bool net_answer(
+    enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
     struct net net;
     bool is_ok = net_begin(&net, kind, n_layers, n_tokens, ffn_type, net_on_cpu, NULL);
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
@@ -402,7 +420,8 @@ TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_t
     for (int i = 0; i < n_runs && is_ok; ++i) {
         is_ok = net_set(&net, (uint64_t) i) == GCUDA_STATUS_SUCCESS &&
                 gcuda_backend_graph_compute(cpu, net.graph) == GCUDA_STATUS_SUCCESS &&
-                gcuda_backend_tensor_get(net.out, out + i * net.d * n_tokens, 0, gcuda_nbytes(net.out)) == GCUDA_STATUS_SUCCESS;
+                gcuda_backend_tensor_get(net.out, out + i * net.d * n_tokens, 0, gcuda_nbytes(net.out)) ==
+                    GCUDA_STATUS_SUCCESS;
     }
     CHECK_MSG(is_ok, "the answer: %s", gcuda_last_error());
     gcuda_gallocr_free(galloc);
@@ -427,10 +446,10 @@ TEST_UNUSED static double nmse(const float * got, const float * want, int64_t n)
 enum { CHAOS_N = 32, CHAOS_M = 8, CHAOS_MAX = 400 };
 
 struct chaos {
-    struct gcuda_context * weights_ctx[3], * ctx;
+    struct gcuda_context *weights_ctx[3], *ctx;
     gcuda_backend_buffer_t weights_buffer[3];
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * inputs[3], * rows, * out;
+    struct gcuda_tensor *inputs[3], *rows, *out;
 };
 
 static enum gcuda_type chaos_type = GCUDA_TYPE_Q8_0; // of some weights
@@ -445,13 +464,15 @@ static struct gcuda_tensor * chaos_mul(struct gcuda_context * ctx, struct gcuda_
 static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcuda_backend_buffer_type_t bufts[3]) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct rng r = { seed * 7919 + 3 };
-    struct gcuda_tensor * pool[CHAOS_MAX + 8], * w[3], * cache[3];
+    struct gcuda_tensor *pool[CHAOS_MAX + 8], *w[3], *cache[3];
     int n = 0;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < 3; ++i) {
         c->weights_ctx[i] = gcuda_init(params);
-        w[i] = gcuda_format_name(gcuda_new_tensor_2d(c->weights_ctx[i], i == 1 ? chaos_type : GCUDA_TYPE_F32, CHAOS_N, CHAOS_N), "w%d", i);
-        cache[i] = gcuda_format_name(gcuda_new_tensor_2d(c->weights_ctx[i], GCUDA_TYPE_F32, CHAOS_N, 2 * CHAOS_M), "cache%d", i);
+        w[i] = gcuda_format_name(
+            gcuda_new_tensor_2d(c->weights_ctx[i], i == 1 ? chaos_type : GCUDA_TYPE_F32, CHAOS_N, CHAOS_N), "w%d", i);
+        cache[i] = gcuda_format_name(
+            gcuda_new_tensor_2d(c->weights_ctx[i], GCUDA_TYPE_F32, CHAOS_N, 2 * CHAOS_M), "cache%d", i);
         c->weights_buffer[i] = gcuda_backend_alloc_ctx_tensors_from_buft(c->weights_ctx[i], bufts[i]);
         if (c->weights_buffer[i] == NULL || !fill_tensor(w[i], 0.3) || !fill_tensor(cache[i], 1.0)) { return false; }
         gcuda_backend_buffer_set_usage(c->weights_buffer[i], GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -459,7 +480,8 @@ static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcud
     struct gcuda_context * x = c->ctx = gcuda_init(params);
     c->graph = gcuda_new_graph(x);
     for (int i = 0; i < 3; ++i) {
-        c->inputs[i] = pool[n++] = gcuda_format_name(gcuda_new_tensor_2d(x, GCUDA_TYPE_F32, CHAOS_N, CHAOS_M), "input%d", i);
+        c->inputs[i] = pool[n++] =
+            gcuda_format_name(gcuda_new_tensor_2d(x, GCUDA_TYPE_F32, CHAOS_N, CHAOS_M), "input%d", i);
         if (i < 2) { gcuda_set_input(c->inputs[i]); } // the third is a leaf like any other
         gcuda_set_output(c->inputs[i]);               // the test sets them once
     }
@@ -468,7 +490,7 @@ static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcud
     gcuda_set_output(c->rows);
     for (int i = 0; i < n_nodes && i < CHAOS_MAX; ++i) {
         const int64_t ia = rng_below(&r, n), ib = rng_below(&r, n), which = rng_below(&r, 3);
-        struct gcuda_tensor * a = pool[ia], * b = pool[ib], * y = NULL;
+        struct gcuda_tensor *a = pool[ia], *b = pool[ib], *y = NULL;
         const bool may_write = ia >= 3 && ia != ib; // whoever read it before has what it was
         switch (rng_below(&r, 15)) {
             case 0: y = gcuda_add(x, a, b); break;
@@ -476,20 +498,24 @@ static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcud
             case 2: y = gcuda_rms_norm(x, a, 1e-5f); break;
             case 3: y = gcuda_silu(x, a); break;
             case 4: y = gcuda_soft_max(x, a); break;
-            case 5: case 6: y = gcuda_rms_norm(x, chaos_mul(x, w[which], a), 1e-5f); break;
+            case 5:
+            case 6: y = gcuda_rms_norm(x, chaos_mul(x, w[which], a), 1e-5f); break;
             case 7: y = may_write ? gcuda_scale_inplace(x, a, 0.7f) : gcuda_scale(x, a, 0.7f); break;
             case 8: y = may_write ? gcuda_add_inplace(x, a, b) : gcuda_sub(x, a, b); break;
             case 9: // through a transposed view, and back
                 y = gcuda_cont(x, gcuda_transpose(x, gcuda_cont(x, gcuda_transpose(x, a))));
                 break;
             case 10: { // half of it, twice
-                struct gcuda_tensor * half = gcuda_view_2d(x, a, CHAOS_N, CHAOS_M / 2, a ? a->nb[1] : 0, a ? a->nb[1] * 2 : 0);
+                struct gcuda_tensor * half =
+                    gcuda_view_2d(x, a, CHAOS_N, CHAOS_M / 2, a ? a->nb[1] : 0, a ? a->nb[1] * 2 : 0);
                 y = gcuda_concat(x, half, gcuda_scale(x, half, -1.0f), 1);
                 break;
             }
             case 11: { // into a cache, and what it holds now
-                (void) gcuda_build_forward_expand(c->graph, gcuda_cpy(x, a, gcuda_view_2d(x, cache[which], CHAOS_N, CHAOS_M,
-                    cache[which]->nb[1], (size_t) rng_below(&r, CHAOS_M) * cache[which]->nb[1])));
+                (void) gcuda_build_forward_expand(
+                    c->graph, gcuda_cpy(x, a,
+                                  gcuda_view_2d(x, cache[which], CHAOS_N, CHAOS_M, cache[which]->nb[1],
+                                      (size_t) rng_below(&r, CHAOS_M) * cache[which]->nb[1])));
                 y = gcuda_cont(x, gcuda_view_2d(x, cache[which], CHAOS_N, CHAOS_M, cache[which]->nb[1], 0));
                 break;
             }
@@ -498,8 +524,9 @@ static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcud
                 struct gcuda_tensor * copy = gcuda_cont(x, a);
                 struct gcuda_tensor * before = gcuda_scale(x, copy, 0.25f);
                 (void) gcuda_build_forward_expand(c->graph, before);
-                (void) gcuda_build_forward_expand(c->graph, gcuda_cpy(x, gcuda_view_1d(x, b, CHAOS_N, 0),
-                    gcuda_view_1d(x, copy, CHAOS_N, CHAOS_N * sizeof(float))));
+                (void) gcuda_build_forward_expand(
+                    c->graph, gcuda_cpy(x, gcuda_view_1d(x, b, CHAOS_N, 0),
+                                  gcuda_view_1d(x, copy, CHAOS_N, CHAOS_N * sizeof(float))));
                 y = gcuda_add(x, copy, before);
                 break;
             }
@@ -547,7 +574,8 @@ TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CH
     for (int i = 0; i < 3; ++i) { bufts[i] = gcuda_backend_cpu_buffer_type(); }
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     gcuda_gallocr_t galloc = gcuda_gallocr_new(bufts[0]);
-    bool is_ok = chaos_begin(&c, seed, n_nodes, bufts) && gcuda_gallocr_alloc_graph(galloc, c.graph) == GCUDA_STATUS_SUCCESS;
+    bool is_ok =
+        chaos_begin(&c, seed, n_nodes, bufts) && gcuda_gallocr_alloc_graph(galloc, c.graph) == GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < 2 && is_ok; ++i) {
         is_ok = chaos_set(&c, seed + (uint64_t) i) == GCUDA_STATUS_SUCCESS &&
                 gcuda_backend_graph_compute(cpu, c.graph) == GCUDA_STATUS_SUCCESS &&
@@ -565,8 +593,20 @@ TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CH
 // =====================================================================================================================
 enum { CHANGE_N = 16, CHANGE_M = 6 };
 enum change {
-    CHANGE_NOTHING, CHANGE_PARAMS, CHANGE_OTHER_PARAMS, CHANGE_SRC, CHANGE_SRC_ORDER, CHANGE_VIEW_OFFS, CHANGE_NB, CHANGE_DATA, CHANGE_BUFFER,
-    CHANGE_TYPE, CHANGE_FLAGS, CHANGE_OP, CHANGE_NE, CHANGE_COUNT
+    CHANGE_NOTHING,
+    CHANGE_PARAMS,
+    CHANGE_OTHER_PARAMS,
+    CHANGE_SRC,
+    CHANGE_SRC_ORDER,
+    CHANGE_VIEW_OFFS,
+    CHANGE_NB,
+    CHANGE_DATA,
+    CHANGE_BUFFER,
+    CHANGE_TYPE,
+    CHANGE_FLAGS,
+    CHANGE_OP,
+    CHANGE_NE,
+    CHANGE_COUNT
 };
 
 struct changing {
@@ -586,7 +626,7 @@ static struct gcuda_tensor * changing_input(struct gcuda_context * ctx, const ch
 static bool changing_begin(struct changing * g, gcuda_backend_buffer_type_t for_weights) {
     const struct gcuda_init_params params = { 0, NULL, true };
     memset(g, 0, sizeof *g);
-    struct gcuda_context * ctx = g->ctx = gcuda_init(params), * weights = gcuda_init(params);
+    struct gcuda_context *ctx = g->ctx = gcuda_init(params), *weights = gcuda_init(params);
     g->own_ctx = weights;
     g->w = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, CHANGE_N), "w");
     g->k3 = gcuda_set_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, CHANGE_N, 3), "k3");
@@ -619,9 +659,13 @@ static void changing_end(struct changing * g) {
     gcuda_free(g->ctx);
 }
 
-static bool changing_set(struct changing * g) { return fill_tensor(g->x, 1.0) && fill_tensor(g->z, 1.0) && fill_tensor(g->z2, 1.0); }
+static bool changing_set(struct changing * g) {
+    return fill_tensor(g->x, 1.0) && fill_tensor(g->z, 1.0) && fill_tensor(g->z2, 1.0);
+}
 
-static void changing_factor(struct gcuda_tensor * scale, float factor) { memcpy(scale->op_params, &factor, sizeof factor); }
+static void changing_factor(struct gcuda_tensor * scale, float factor) {
+    memcpy(scale->op_params, &factor, sizeof factor);
+}
 
 static void changing_strides(struct gcuda_tensor * t) {
     t->nb[0] = gcuda_type_size(t->type);
@@ -630,7 +674,8 @@ static void changing_strides(struct gcuda_tensor * t) {
 }
 
 static void changing_columns(struct changing * g, int64_t n) {
-    struct gcuda_tensor * const all[] = { g->x, g->z, g->z2, g->a, g->p, g->c, g->diff, g->diff->src[g->diff->src[0] == g->z] };
+    struct gcuda_tensor * const all[] = { g->x, g->z, g->z2, g->a, g->p, g->c, g->diff,
+        g->diff->src[g->diff->src[0] == g->z] };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         all[i]->ne[1] = n;
         changing_strides(all[i]);
@@ -673,19 +718,24 @@ static void changing_apply(struct changing * g, enum change what) {
     }
 }
 
-static void changing_compare(const struct gcuda_tensor * got, const struct gcuda_tensor * want, double most, enum change what, int run) {
+static void changing_compare(
+    const struct gcuda_tensor * got, const struct gcuda_tensor * want, double most, enum change what, int run) {
     float a[CHANGE_N * CHANGE_M], b[CHANGE_N * CHANGE_M];
     const int64_t n = gcuda_nelements(want);
     CHECK_OK(gcuda_backend_tensor_get(got, a, 0, gcuda_nbytes(got)));
     CHECK_OK(gcuda_backend_tensor_get(want, b, 0, gcuda_nbytes(want)));
-    CHECK_MSG(nmse(a, b, n) <= most, "after change %d, run %d: '%s' is not what the CPU gives, error %g", (int) what, run, want->name, nmse(a, b, n));
+    CHECK_MSG(nmse(a, b, n) <= most, "after change %d, run %d: '%s' is not what the CPU gives, error %g", (int) what,
+        run, want->name, nmse(a, b, n));
 }
 
 // Twice, for the second run finds all as it was; side by side where there are copies for it.
-static void changing_run(gcuda_backend_sched_t sched, gcuda_backend_t cpu, struct changing * g, struct changing * ref, double most, enum change what) {
+static void changing_run(gcuda_backend_sched_t sched, gcuda_backend_t cpu, struct changing * g, struct changing * ref,
+    double most, enum change what) {
     CHECK_OK(gcuda_backend_graph_compute(cpu, ref->graph));
     for (int run = 0; run < 2; ++run) {
-        for (int i = 0; i < gcuda_backend_sched_get_n_copies(sched); ++i) { CHECK_OK(gcuda_backend_sched_graph_compute_async(sched, g->graph)); }
+        for (int i = 0; i < gcuda_backend_sched_get_n_copies(sched); ++i) {
+            CHECK_OK(gcuda_backend_sched_graph_compute_async(sched, g->graph));
+        }
         CHECK_OK(gcuda_backend_sched_synchronize(sched));
         changing_compare(g->sum, ref->sum, most, what, run);
         changing_compare(g->diff, ref->diff, most, what, run);
@@ -712,8 +762,10 @@ static void changing_step(struct changing * g, enum change what, struct rng r) {
     }
 }
 
-// Changes [first, end), one after the other, of one graph; or as many by chance. The scheduler's last backend is the CPU.
-static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most, int first, int end, uint64_t seed) {
+// Changes [first, end), one after the other, of one graph; or as many by chance. The scheduler's last backend is the
+// CPU.
+static void changing_check(
+    gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most, int first, int end, uint64_t seed) {
     gcuda_backend_t cpu = gcuda_backend_sched_get_backend(sched, gcuda_backend_sched_get_n_backends(sched) - 1);
     struct rng r = { seed };
     struct changing g, ref;
@@ -725,7 +777,7 @@ static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_typ
     REQUIRE(ref.buffer != NULL && changing_set(&ref) && changing_set(&g));
     changing_run(sched, cpu, &g, &ref, most, CHANGE_NOTHING);
     for (int i = first; i < end; ++i) {
-        const enum change what = (enum change) (seed == 0 ? i : 1 + rng_below(&r, CHANGE_COUNT - 1));
+        const enum change what = (enum change)(seed == 0 ? i : 1 + rng_below(&r, CHANGE_COUNT - 1));
         if (seed == 0) {
             changing_apply(&g, what);
             changing_apply(&ref, what);
@@ -740,13 +792,19 @@ static void changing_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_typ
     changing_end(&g);
 }
 
-TEST_UNUSED static void changing_check_all(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most) {
-    for (int what = CHANGE_NOTHING + 1; what < CHANGE_COUNT; ++what) { changing_check(sched, weights, most, what, what + 1, 0); }
+TEST_UNUSED static void changing_check_all(
+    gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t weights, double most) {
+    for (int what = CHANGE_NOTHING + 1; what < CHANGE_COUNT; ++what) {
+        changing_check(sched, weights, most, what, what + 1, 0);
+    }
     changing_check(sched, weights, most, CHANGE_NOTHING + 1, CHANGE_COUNT, 0);
-    for (uint64_t seed = 1; seed <= (test_full() ? 200u : 4u); ++seed) { changing_check(sched, weights, most, 0, 30, seed); }
+    for (uint64_t seed = 1; seed <= (test_full() ? 200u : 4u); ++seed) {
+        changing_check(sched, weights, most, 0, 30, seed);
+    }
 }
 
-// y = f x + x of `x`, all placed by the test, the nodes and the graph at the addresses of those before, without a reset in between.
+// y = f x + x of `x`, all placed by the test, the nodes and the graph at the addresses of those before, without a reset
+// in between.
 struct again {
     char * memory; // of the context of nodes
     gcuda_backend_buffer_t buffer, results;
@@ -767,14 +825,16 @@ static bool again_build(struct again * g, int step, int64_t n) {
     struct gcuda_tensor * scaled = gcuda_scale(g->ctx, g->x, (float) (step / 2));
     g->y = gcuda_add(g->ctx, scaled, g->x);
     g->graph = gcuda_new_graph(g->ctx);
-    char * base = (char *) gcuda_backend_buffer_get_base(g->buffer), * results = (char *) gcuda_backend_buffer_get_base(g->results);
+    char *base = (char *) gcuda_backend_buffer_get_base(g->buffer),
+         *results = (char *) gcuda_backend_buffer_get_base(g->results);
     return gcuda_backend_tensor_alloc(g->buffer, g->x, base + 1024 * (step % 3)) == GCUDA_STATUS_SUCCESS &&
            gcuda_backend_tensor_alloc(g->results, scaled, results) == GCUDA_STATUS_SUCCESS &&
            gcuda_backend_tensor_alloc(g->results, g->y, results + 1024) == GCUDA_STATUS_SUCCESS &&
            gcuda_build_forward_expand(g->graph, g->y) == GCUDA_STATUS_SUCCESS;
 }
 
-TEST_UNUSED static void again_check(gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t leafs, gcuda_backend_buffer_type_t results) {
+TEST_UNUSED static void again_check(
+    gcuda_backend_sched_t sched, gcuda_backend_buffer_type_t leafs, gcuda_backend_buffer_type_t results) {
     struct again g;
     memset(&g, 0, sizeof g);
     g.memory = (char *) malloc(AGAIN_BYTES);
@@ -789,7 +849,9 @@ TEST_UNUSED static void again_check(gcuda_backend_sched_t sched, gcuda_backend_b
         CHECK_OK(gcuda_backend_tensor_set(g.x, v, 0, gcuda_nbytes(g.x)));
         CHECK_OK(gcuda_backend_sched_graph_compute(sched, g.graph));
         CHECK_OK(gcuda_backend_tensor_get(g.y, got, 0, gcuda_nbytes(g.y)));
-        for (int i = 0; i < (int) n; ++i) { CHECK_MSG(got[i] == v[i] * (float) (step / 2 + 1), "step %d: [%d] is %g", step, i, got[i]); }
+        for (int i = 0; i < (int) n; ++i) {
+            CHECK_MSG(got[i] == v[i] * (float) (step / 2 + 1), "step %d: [%d] is %g", step, i, got[i]);
+        }
     }
     gcuda_backend_sched_reset(sched);
     gcuda_free(g.ctx);

@@ -29,7 +29,7 @@ static void mix(struct gcuda_tensor * dst, int ith, int nth, void * user) {
 }
 
 static struct gcuda_tensor * random_node(struct random_graph * w, struct rng * r, bool writes) {
-    struct gcuda_tensor * a = w->t[rng_below(r, w->n)], * b = w->t[rng_below(r, w->n)], * c = w->t[rng_below(r, w->n)];
+    struct gcuda_tensor *a = w->t[rng_below(r, w->n)], *b = w->t[rng_below(r, w->n)], *c = w->t[rng_below(r, w->n)];
     struct gcuda_tensor * args[3] = { a, b, c };
     struct gcuda_context * ctx = w->ctx;
     const int64_t n = gcuda_nelements(a);
@@ -38,8 +38,9 @@ static struct gcuda_tensor * random_node(struct random_graph * w, struct rng * r
         case 1: return gcuda_rms_norm(ctx, a, 0.5f);
         case 2: return gcuda_are_same_shape(a, b) ? gcuda_add(ctx, a, b) : gcuda_sqr(ctx, a);
         case 3: return gcuda_are_same_shape(a, b) ? gcuda_mul(ctx, b, a) : gcuda_scale(ctx, a, 0.5f);
-        case 4: return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(r, 40)), 1, 1, 1, args,
-            1 + (int) rng_below(r, 3), mix, 1, NULL);
+        case 4:
+            return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(r, 40)), 1, 1, 1, args,
+                1 + (int) rng_below(r, 3), mix, 1, NULL);
         case 5: return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, n, 1, 1, 1, args, 1 + (int) rng_below(r, 3), mix, 1, NULL);
         case 6: return gcuda_reshape_2d(ctx, a, n / 8, 8);
         case 7: return gcuda_view_1d(ctx, a, n > 8 ? n / 16 * 8 : 8, n > 16 ? 32 : 0);
@@ -59,8 +60,9 @@ static bool random_graph(struct random_graph * w, uint64_t seed, bool writes) {
     w->ctx = gcuda_init(params);
     const int n_leafs = 1 + (int) rng_below(&r, 4), n = n_leafs + 2 + (int) rng_below(&r, MAX_T - n_leafs - 2);
     while (w->n < n) {
-        struct gcuda_tensor * t = w->n < n_leafs ? gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32,
-            8 * (1 + rng_below(&r, 40))) : random_node(w, &r, writes);
+        struct gcuda_tensor * t = w->n < n_leafs
+                                      ? gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(&r, 40)))
+                                      : random_node(w, &r, writes);
         if (t == NULL) { return false; }
         if (w->n < n_leafs && rng_below(&r, 2)) { gcuda_set_input(t); }
         if (w->n >= n_leafs && rng_below(&r, 8) == 0) { gcuda_set_output(t); }
@@ -87,12 +89,19 @@ static bool is_leaf(const struct random_graph * w, const struct gcuda_tensor * t
 // =====================================================================================================================
 // >>plain rules   runtime.md R-DAL and R-GAL
 // =====================================================================================================================
-struct plain_block { size_t offset, size; };
+struct plain_block {
+    size_t offset, size;
+};
 struct plain {
     struct plain_block free[512];
     int n;
     size_t max, align;
-    struct { const struct gcuda_tensor * t; int children, views; size_t offset; bool live; } info[MAX_T];
+    struct {
+        const struct gcuda_tensor * t;
+        int children, views;
+        size_t offset;
+        bool live;
+    } info[MAX_T];
     int n_info;
 };
 
@@ -142,8 +151,8 @@ static void plain_give(struct plain * p, size_t offset, size_t size) {
 }
 
 static bool may_reuse(enum gcuda_op op) {
-    return op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_ADD || op == GCUDA_OP_MUL || op == GCUDA_OP_SQR
-        || op == GCUDA_OP_SCALE;
+    return op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_ADD || op == GCUDA_OP_MUL || op == GCUDA_OP_SQR ||
+           op == GCUDA_OP_SCALE;
 }
 
 static void plain_place(struct plain * p, const struct gcuda_tensor * t) {
@@ -153,8 +162,9 @@ static void plain_place(struct plain * p, const struct gcuda_tensor * t) {
     for (int k = 0; may_reuse(t->op) && k < GCUDA_MAX_SRC && t->src[k]; ++k) {
         const struct gcuda_tensor * s = t->src[k];
         const int from = plain_of(p, s);
-        if (s->view_src || !p->info[from].live || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcuda_are_same_shape(s, t)
-            || !gcuda_are_same_stride(s, t) || p->info[from].children != 1 || p->info[from].views != 0) {
+        if (s->view_src || !p->info[from].live || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) ||
+            !gcuda_are_same_shape(s, t) || !gcuda_are_same_stride(s, t) || p->info[from].children != 1 ||
+            p->info[from].views != 0) {
             continue;
         }
         p->info[at].offset = p->info[from].offset;
@@ -242,7 +252,7 @@ static int lifetimes(const struct random_graph * w, struct life * life) {
 }
 
 static bool overlap(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    const char * pa = (const char *) a->data, * pb = (const char *) b->data;
+    const char *pa = (const char *) a->data, *pb = (const char *) b->data;
     return pa < pb + tensor_bytes(b) && pb < pa + tensor_bytes(a);
 }
 
@@ -251,14 +261,14 @@ static void check_lifetimes(const struct random_graph * w) {
     const int n = lifetimes(w, life);
     for (int i = 0; i < n; ++i) {
         for (int j = 0; j < n; ++j) {
-            const struct life * a = &life[i], * b = &life[j];
+            const struct life *a = &life[i], *b = &life[j];
             if (i == j || a->born > b->born || a->dies < b->born || !overlap(a->t, b->t)) { continue; }
             bool takes_over = false; // b is placed exactly on a source that ends here
             for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
                 takes_over = takes_over || (b->t->src[k] && tensor_root(b->t->src[k]) == a->t);
             }
-            takes_over = takes_over && a->dies == b->born && may_reuse(b->t->op) && a->t->data == b->t->data
-                && !is_leaf(w, b->t);
+            takes_over = takes_over && a->dies == b->born && may_reuse(b->t->op) && a->t->data == b->t->data &&
+                         !is_leaf(w, b->t);
             CHECK_MSG(takes_over, "%s (nodes %d to %d) and %s (nodes %d to %d) share memory", a->t->name, a->born,
                 a->dies, b->t->name, b->born, b->dies);
         }
@@ -290,8 +300,8 @@ static bool depends(const struct gcuda_tensor * later, const struct gcuda_tensor
     return is_work(later) && is_work(before) && (uses(later, root_of(before)) || uses(before, root_of(later)));
 }
 
-// Nothing computed before node x is used behind it: what is behind comes behind all up to x, also what begins at leafs alone (plans of
-// CUDA backends see it like that).
+// Nothing computed before node x is used behind it: what is behind comes behind all up to x, also what begins at leafs
+// alone (plans of CUDA backends see it like that).
 static bool is_cut(const struct gcuda_cgraph * g, int x) {
     bool is_so = is_work(g->nodes[x]);
     for (int i = 0; i < x && is_so; ++i) {
@@ -326,8 +336,9 @@ static bool is_heir(const struct gcuda_tensor * t, const struct gcuda_tensor * a
     return false;
 }
 
-// b has memory that a had: whoever uses a is over when b is computed. An heir is of the same branch, or the first of one of those that
-// begin at a; then it has to wait for what else reads a. Returns how many such pairs there are without heirs.
+// b has memory that a had: whoever uses a is over when b is computed. An heir is of the same branch, or the first of
+// one of those that begin at a; then it has to wait for what else reads a. Returns how many such pairs there are
+// without heirs.
 static int check_branches(const struct random_graph * w) {
     static bool done[MAX_NODES][MAX_NODES];
     struct life life[MAX_T];
@@ -335,19 +346,21 @@ static int check_branches(const struct random_graph * w) {
     int n_shared = 0;
     order_of(w->g, done);
     for (int i = 0; i < n * n; ++i) {
-        const struct life * a = &life[i / n], * b = &life[i % n];
+        const struct life *a = &life[i / n], *b = &life[i % n];
         if (a->born >= b->born || !overlap(a->t, b->t) || is_heir(b->t, a->t)) { continue; }
         n_shared++;
         for (int k = 0; k < w->g->n_nodes; ++k) {
             const bool is_over = k < b->born && done[b->born][k];
-            CHECK_MSG(is_over || !uses(w->g->nodes[k], a->t), "%s has memory of %s, which %s uses and may do so beside it", b->t->name,
-                a->t->name, w->g->nodes[k]->name);
+            CHECK_MSG(is_over || !uses(w->g->nodes[k], a->t),
+                "%s has memory of %s, which %s uses and may do so beside it", b->t->name, a->t->name,
+                w->g->nodes[k]->name);
         }
     }
     return n_shared;
 }
 
-// Rounds of branches from one tensor to one sum: some read each other, some work in place, some end in results of their own.
+// Rounds of branches from one tensor to one sum: some read each other, some work in place, some end in results of their
+// own.
 static bool random_towers(struct random_graph * w, uint64_t seed) {
     struct rng r = { seed };
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -357,22 +370,25 @@ static bool random_towers(struct random_graph * w, uint64_t seed) {
     w->g = gcuda_new_graph_custom(w->ctx, MAX_NODES, false);
     struct gcuda_tensor * y = w->t[w->n++] = gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32, 64);
     while (w->n < MAX_T - 20) {
-        struct gcuda_tensor * sum[3] = { NULL, NULL, NULL }, * before = y, * base = y;
+        struct gcuda_tensor *sum[3] = { NULL, NULL, NULL }, *before = y, *base = y;
         for (int i = 0; i < 3; ++i) {
             struct gcuda_tensor * t = base;
             const int height = 1 + (int) rng_below(&r, 4);
             for (int k = 0; k < height; ++k) {
                 struct gcuda_tensor * args[3] = { t, rng_below(&r, 4) ? t : before, base };
                 const int64_t kind = rng_below(&r, 5);
-                t = kind == 0 ? gcuda_sqr(w->ctx, t) : kind == 1 && k > 0 ? gcuda_rms_norm_inplace(w->ctx, t, 0.5f) :
-                    gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64 << rng_below(&r, 3), 1, 1, 1, args, 1 + (int) rng_below(&r, 3), mix, 1, NULL);
+                t = kind == 0            ? gcuda_sqr(w->ctx, t)
+                    : kind == 1 && k > 0 ? gcuda_rms_norm_inplace(w->ctx, t, 0.5f)
+                                         : gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64 << rng_below(&r, 3), 1, 1, 1,
+                                               args, 1 + (int) rng_below(&r, 3), mix, 1, NULL);
                 w->t[w->n] = gcuda_format_name(t, "t%d", w->n);
                 w->n++;
             }
             if (rng_below(&r, 6) == 0) { gcuda_set_output(t); }
             sum[i] = before = t;
         }
-        y = w->t[w->n] = gcuda_format_name(gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64, 1, 1, 1, sum, 3, mix, 1, NULL), "sum%d", w->n);
+        y = w->t[w->n] = gcuda_format_name(
+            gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64, 1, 1, 1, sum, 3, mix, 1, NULL), "sum%d", w->n);
         w->n++;
     }
     return y != NULL && gcuda_build_forward_expand(w->g, y) == GCUDA_STATUS_SUCCESS;
@@ -463,7 +479,7 @@ TEST(reuse_changes_no_result) {
             bool computed = false;
             for (int k = 0; k < n_nodes; ++k) { computed = computed || gcuda_graph_node(a.g, k) == a.t[i]; }
             if (!computed || !(a.t[i]->flags & GCUDA_TENSOR_FLAG_OUTPUT)) { continue; }
-            char * x = tensor_download(a.t[i]), * y = tensor_download(b.t[i]);
+            char *x = tensor_download(a.t[i]), *y = tensor_download(b.t[i]);
             CHECK_MSG(memcmp(x, y, tensor_bytes(a.t[i])) == 0, "round %d: %s differs", round, a.t[i]->name);
             free(x), free(y);
         }
@@ -473,8 +489,8 @@ TEST(reuse_changes_no_result) {
     gcuda_gallocr_free(galloc);
 }
 
-// Four branches from one tensor to one sum, twice: with memory apart no branch has any of another's, and the second four have
-// that of the first.
+// Four branches from one tensor to one sum, twice: with memory apart no branch has any of another's, and the second
+// four have that of the first.
 TEST(branches_have_memory_of_their_own) {
     const struct gcuda_init_params params = { 0, NULL, true };
     REQUIRE(op_backends_ready());
@@ -482,9 +498,9 @@ TEST(branches_have_memory_of_their_own) {
     for (int how = 0; how < 3; ++how) { // shared; apart, one round of branches; apart, two rounds
         struct gcuda_context * ctx = gcuda_init(params);
         gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(op_backends[0]));
-        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 256), * y = x, * parts[4][2];
+        struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 256), *y = x, *parts[4][2];
         for (int round = 0; round < (how == 1 ? 1 : 2); ++round) {
-            struct gcuda_tensor * base = gcuda_sqr(ctx, y), * sums[4];
+            struct gcuda_tensor *base = gcuda_sqr(ctx, y), *sums[4];
             for (int i = 0; i < 4; ++i) {
                 parts[i][0] = gcuda_cumsum(ctx, base);
                 sums[i] = parts[i][1] = gcuda_cumsum(ctx, parts[i][0]);
@@ -497,7 +513,9 @@ TEST(branches_have_memory_of_their_own) {
         CHECK_OK(gcuda_gallocr_alloc_graph(galloc, g));
         int n_same = 0;
         for (int a = 0; a < 8; ++a) {
-            for (int b = 0; b < 8; ++b) { n_same += a / 2 != b / 2 && parts[a / 2][a % 2]->data == parts[b / 2][b % 2]->data; }
+            for (int b = 0; b < 8; ++b) {
+                n_same += a / 2 != b / 2 && parts[a / 2][a % 2]->data == parts[b / 2][b % 2]->data;
+            }
         }
         CHECK_MSG((n_same == 0) == (how > 0), "way %d: %d places of two branches", how, n_same);
         sizes[how] = gcuda_gallocr_get_buffer_size(galloc, 0);
@@ -532,7 +550,7 @@ TEST(another_structure_is_measured_again) { // the same counts and sizes, other 
         struct random_graph w;
         memset(&w, 0, sizeof w);
         w.ctx = op_context();
-        struct gcuda_tensor * a = gcuda_new_tensor_1d(w.ctx, GCUDA_TYPE_F32, 64), * args[3];
+        struct gcuda_tensor *a = gcuda_new_tensor_1d(w.ctx, GCUDA_TYPE_F32, 64), *args[3];
         args[0] = gcuda_set_name(a, "a");
         args[1] = gcuda_custom_4d(w.ctx, GCUDA_TYPE_F32, 64, 1, 1, 1, args, 1, mix, 1, NULL);
         args[0] = args[1];
@@ -598,7 +616,8 @@ TEST(two_buffer_types) { // every node and leaf where its number says, whatever 
                 const struct gcuda_tensor * t = is_leaf ? w.g->leafs[i] : w.g->nodes[i - w.g->n_leafs];
                 const int id = is_leaf ? leaf_ids[i] : node_ids[i - w.g->n_leafs];
                 if (t->view_src != NULL) { continue; }
-                CHECK(t->buffer != NULL && t->buffer != buffers[1 - id] && (buffers[id] == NULL || t->buffer == buffers[id]));
+                CHECK(t->buffer != NULL && t->buffer != buffers[1 - id] &&
+                      (buffers[id] == NULL || t->buffer == buffers[id]));
                 buffers[id] = t->buffer;
             }
         }
@@ -613,13 +632,13 @@ TEST(linear_allocator) {
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], 1024);
     REQUIRE(ctx && buf);
     struct gcuda_tallocr ta = gcuda_tallocr_new(buf);
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3),
-        * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100);
-    struct gcuda_tensor * c = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 200), * v = gcuda_view_1d(ctx, b, 4, 0);
+    struct gcuda_tensor *a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3),
+                        *b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100);
+    struct gcuda_tensor *c = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 200), *v = gcuda_view_1d(ctx, b, 4, 0);
     CHECK_OK(gcuda_tallocr_alloc(&ta, a));
     CHECK_OK(gcuda_tallocr_alloc(&ta, b));
-    CHECK((uintptr_t) a->data % 32 == 0 && (uintptr_t) b->data % 32 == 0 && (char *) b->data >= (char *) a->data + 12
-        && a->buffer == buf);
+    CHECK((uintptr_t) a->data % 32 == 0 && (uintptr_t) b->data % 32 == 0 && (char *) b->data >= (char *) a->data + 12 &&
+          a->buffer == buf);
     CHECK(gcuda_tallocr_alloc(&ta, b) != GCUDA_STATUS_SUCCESS); // has a place
     CHECK(gcuda_tallocr_alloc(&ta, v) != GCUDA_STATUS_SUCCESS); // is a view
     CHECK(gcuda_tallocr_alloc(&ta, c) != GCUDA_STATUS_SUCCESS && c->data == NULL && c->buffer == NULL);
@@ -635,8 +654,8 @@ TEST(whole_contexts) { // nothing to do is no failure; a failure leaves no trace
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     CHECK(buf != NULL && gcuda_backend_buffer_get_size(buf) == 0);
     gcuda_backend_buffer_free(buf);
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100), * v = gcuda_view_1d(ctx, a, 50, 40),
-        * e = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 0);
+    struct gcuda_tensor *a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100), *v = gcuda_view_1d(ctx, a, 50, 40),
+                        *e = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 0);
     buf = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     REQUIRE(buf != NULL && v != NULL && e != NULL);
     CHECK(a->buffer == buf && v->buffer == buf && v->data == (char *) a->data + 40);
@@ -644,8 +663,8 @@ TEST(whole_contexts) { // nothing to do is no failure; a failure leaves no trace
     gcuda_backend_buffer_t none = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     CHECK(none != NULL && late->data == a->data);
     gcuda_backend_buffer_free(none);
-    struct gcuda_tensor * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 10),
-        * huge = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 50);
+    struct gcuda_tensor *b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 10),
+                        *huge = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 50);
     CHECK(gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]) == NULL);
     CHECK(b->data == NULL && b->buffer == NULL && huge->data == NULL && a->buffer == buf);
     gcuda_backend_buffer_free(buf);

@@ -9,10 +9,10 @@
 #define TOY_MAX_BUFFER 4096
 
 static struct {
-    bool lies;            // adds 1 to the first element of the node called "lie"
-    bool init_fails;      // init_tensor refuses
-    bool computes;        // while it does, its memory passes for the host's
-    int alloc_fails_at;   // the n-th buffer from now on fails; 0: none
+    bool lies;          // adds 1 to the first element of the node called "lie"
+    bool init_fails;    // init_tensor refuses
+    bool computes;      // while it does, its memory passes for the host's
+    int alloc_fails_at; // the n-th buffer from now on fails; 0: none
     long n_buffers, n_sets, n_gets, n_computed;
 } toy;
 
@@ -34,21 +34,21 @@ static gcuda_status toy_init_tensor(gcuda_backend_buffer_t b, struct gcuda_tenso
     t->extra = toy.init_fails ? NULL : &toy;
     return toy.init_fails ? toy_error(GCUDA_STATUS_FAILED, "toy: no such tensor") : GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_memset(gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset,
-    size_t size) {
+static gcuda_status toy_memset(
+    gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset, size_t size) {
     (void) b;
     memset((char *) t->data + offset, value, size);
     return GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_set(gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset,
-    size_t size) {
+static gcuda_status toy_set(
+    gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset, size_t size) {
     (void) b;
     toy.n_sets++;
     memcpy((char *) t->data + offset, data, size);
     return GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_get(gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset,
-    size_t size) {
+static gcuda_status toy_get(
+    gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset, size_t size) {
     (void) b;
     toy.n_gets++;
     memcpy(data, (const char *) t->data + offset, size);
@@ -67,7 +67,7 @@ static gcuda_status toy_buft_alloc(gcuda_backend_buffer_type_t t, size_t size, g
     struct gcuda_backend_buffer_i i;
     memset(&i, 0, sizeof i);
     i.free_buffer = toy_buffer_free, i.get_base = toy_buffer_base, i.init_tensor = toy_init_tensor,
-        i.memset_tensor = toy_memset;
+    i.memset_tensor = toy_memset;
     i.set_tensor = toy_set, i.get_tensor = toy_get, i.clear = toy_clear;
     if (toy.alloc_fails_at > 0 && --toy.alloc_fails_at == 0) {
         return toy_error(GCUDA_STATUS_ALLOC_FAILED, "toy: no more toys");
@@ -112,7 +112,7 @@ static enum gcuda_backend_dev_type toy_dev_type(gcuda_backend_dev_t d) {
 static gcuda_status toy_dev_props(gcuda_backend_dev_t d, struct gcuda_backend_dev_props * p) {
     (void) d;
     p->name = "Toy0", p->description = "a toy", p->memory_free = 1000, p->memory_total = 2000,
-        p->type = GCUDA_BACKEND_DEVICE_TYPE_ACCEL;
+    p->type = GCUDA_BACKEND_DEVICE_TYPE_ACCEL;
     return GCUDA_STATUS_SUCCESS;
 }
 static gcuda_backend_buffer_type_t toy_dev_buft(gcuda_backend_dev_t d) {
@@ -177,16 +177,16 @@ static gcuda_backend_t toy_backend(void) { // registers it when it is not there
     memset(&toy, 0, sizeof toy);
     toy_reg.api_version = GCUDA_BACKEND_API_VERSION;
     toy_reg.iface.get_name = toy_reg_name, toy_reg.iface.get_device_count = toy_reg_count,
-        toy_reg.iface.get_device = toy_reg_device;
+    toy_reg.iface.get_device = toy_reg_device;
     toy_dev.reg = &toy_reg;
     toy_dev.iface.get_name = toy_dev.iface.get_description = toy_dev_name;
     toy_dev.iface.get_memory = toy_dev_memory, toy_dev.iface.get_type = toy_dev_type,
-        toy_dev.iface.get_props = toy_dev_props;
+    toy_dev.iface.get_props = toy_dev_props;
     toy_dev.iface.init_backend = toy_dev_init, toy_dev.iface.get_buffer_type = toy_dev_buft;
     toy_dev.iface.supports_op = toy_dev_supports, toy_dev.iface.supports_buft = toy_dev_supports_buft;
     toy_buft.device = &toy_dev;
     toy_buft.iface.get_name = toy_buft_name, toy_buft.iface.alloc_buffer = toy_buft_alloc,
-        toy_buft.iface.get_alignment = toy_buft_alignment;
+    toy_buft.iface.get_alignment = toy_buft_alignment;
     toy_buft.iface.get_max_size = toy_buft_max, toy_buft.iface.is_host = toy_buft_is_host;
     if (gcuda_backend_reg_by_name("Toys") == NULL) { CHECK_OK(gcuda_backend_register(&toy_reg)); }
     return gcuda_backend_init_by_name("Toy0", NULL);
@@ -201,19 +201,19 @@ TEST(registry) {
     gcuda_backend_t b = toy_backend();
     REQUIRE(b != NULL);
     CHECK(gcuda_backend_dev_count() == n + 1 && gcuda_backend_reg_count() == n_reg + 1);
-    CHECK(gcuda_backend_dev_by_name("Toy0") == &toy_dev
-        && gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_ACCEL) == &toy_dev);
+    CHECK(gcuda_backend_dev_by_name("Toy0") == &toy_dev &&
+          gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_ACCEL) == &toy_dev);
     CHECK(gcuda_backend_dev_by_name("nobody") == NULL && gcuda_backend_init_by_name("nobody", NULL) == NULL);
     CHECK_HAS(gcuda_last_error(), "nobody");
     CHECK(gcuda_backend_init_by_name("Toy0", "fail") == NULL);
     CHECK_HAS(gcuda_last_error(), "told to fail");
-    CHECK(gcuda_backend_reg_dev_get(&toy_reg, 1) == NULL && gcuda_backend_reg_get(999) == NULL
-        && gcuda_backend_dev_get(999) == NULL);
+    CHECK(gcuda_backend_reg_dev_get(&toy_reg, 1) == NULL && gcuda_backend_reg_get(999) == NULL &&
+          gcuda_backend_dev_get(999) == NULL);
     struct gcuda_backend_dev_props props;
     CHECK_OK(gcuda_backend_dev_get_props(&toy_dev, &props));
     CHECK(props.memory_total == 2000 && gcuda_backend_dev_host_buffer_type(&toy_dev) == NULL);
-    CHECK(gcuda_backend_event_new(&toy_dev) == NULL && gcuda_backend_dev_buffer_from_host_ptr(&toy_dev, &toy, 1,
-        1) == NULL);
+    CHECK(gcuda_backend_event_new(&toy_dev) == NULL &&
+          gcuda_backend_dev_buffer_from_host_ptr(&toy_dev, &toy, 1, 1) == NULL);
     CHECK(!gcuda_backend_is_cpu(b) && gcuda_backend_cpu_set_n_threads(b, 2) != GCUDA_STATUS_SUCCESS);
     struct gcuda_backend_reg old = toy_reg;
     old.api_version = GCUDA_BACKEND_API_VERSION + 1;
@@ -237,7 +237,8 @@ TEST(buffers_in_several_parts) {
     struct gcuda_tensor * late = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8); // nothing can be placed in all of them
     struct gcuda_tallocr talloc = gcuda_tallocr_new(buf);
     CHECK(gcuda_tallocr_alloc(&talloc, late) == GCUDA_STATUS_INVALID_ARGUMENT && late->buffer == NULL);
-    CHECK(gcuda_backend_tensor_alloc(buf, late, (void *) (uintptr_t) 64) == GCUDA_STATUS_INVALID_ARGUMENT && late->data == NULL);
+    CHECK(gcuda_backend_tensor_alloc(buf, late, (void *) (uintptr_t) 64) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          late->data == NULL);
     CHECK_OK(gcuda_backend_buffer_clear(buf, 7));
     for (int i = 0; i < 8; ++i) {
         char v[2000];
@@ -260,10 +261,10 @@ TEST(buffers_in_several_parts) {
         for (int i = 0; i < 8; ++i) { CHECK(t[i]->data == NULL && t[i]->buffer == NULL); }
         gcuda_reset(ctx);
     }
-    struct gcuda_tensor * big = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1100),
-        * small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
-    CHECK(gcuda_backend_alloc_ctx_tensors(ctx, b) == NULL && big->data == NULL && small->data == NULL
-        && toy.n_buffers == 0);
+    struct gcuda_tensor *big = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1100),
+                        *small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
+    CHECK(gcuda_backend_alloc_ctx_tensors(ctx, b) == NULL && big->data == NULL && small->data == NULL &&
+          toy.n_buffers == 0);
     gcuda_reset(ctx);
     small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
     toy.init_fails = true;
@@ -276,15 +277,15 @@ TEST(buffers_in_several_parts) {
 
 TEST(copies_between_backends) { // staged through the host where there is no direct way
     gcuda_backend_t b = toy_backend();
-    struct gcuda_context * cpu_ctx = op_context(), * toy_ctx = op_context();
+    struct gcuda_context *cpu_ctx = op_context(), *toy_ctx = op_context();
     REQUIRE(b && cpu_ctx && toy_ctx && op_backends_ready());
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4),
-        * c = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4),
-        * y = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4),
+                        *c = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4),
+                        *y = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4);
     struct gcuda_tensor * other = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 4, 8);
     gcuda_backend_buffer_t cpu_buf = gcuda_backend_alloc_ctx_tensors(cpu_ctx, op_backends[0]),
-        toy_buf = gcuda_backend_alloc_ctx_tensors(toy_ctx, b);
+                           toy_buf = gcuda_backend_alloc_ctx_tensors(toy_ctx, b);
     REQUIRE(cpu_buf && toy_buf && other);
     float v[32], w[32];
     for (int i = 0; i < 32; ++i) { v[i] = (float) i; }
@@ -318,7 +319,7 @@ static bool make_rows(struct pair * p, int n_rows) { // a -> scale -> view -> "l
     memset(p, 0, sizeof *p);
     p->ctx = op_context();
     struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, 8, n_rows), "a");
-    struct gcuda_tensor * s = gcuda_scale(p->ctx, a, 2.0f), * v = gcuda_view_2d(p->ctx, s, 8, 2, 64, 32);
+    struct gcuda_tensor *s = gcuda_scale(p->ctx, a, 2.0f), *v = gcuda_view_2d(p->ctx, s, 8, 2, 64, 32);
     struct gcuda_tensor * lie = gcuda_set_name(gcuda_rms_norm(p->ctx, v, 1e-5f), "lie");
     p->y = gcuda_set_name(gcuda_add(p->ctx, lie, v), "y");
     if (p->y == NULL) { return false; }
@@ -327,8 +328,8 @@ static bool make_rows(struct pair * p, int n_rows) { // a -> scale -> view -> "l
     p->buf = op_backends_ready() ? gcuda_backend_alloc_ctx_tensors(p->ctx, op_backends[0]) : NULL;
     float values[8 * MAX_ROWS];
     for (int i = 0; i < 8 * MAX_ROWS; ++i) { values[i] = (float) (i % 7) - 3.0f; }
-    return p->g && p->buf && CHECK_OK(gcuda_build_forward_expand(p->g, p->y))
-        && CHECK_OK(gcuda_backend_tensor_set(a, values, 0, gcuda_nbytes(a)));
+    return p->g && p->buf && CHECK_OK(gcuda_build_forward_expand(p->g, p->y)) &&
+           CHECK_OK(gcuda_backend_tensor_set(a, values, 0, gcuda_nbytes(a)));
 }
 static bool make_pair(struct pair * p) { return make_rows(p, 4); }
 static void free_pair(struct pair * p) {
@@ -344,10 +345,10 @@ TEST(graph_copy) {
     REQUIRE(copy.graph != NULL);
     CHECK_EQ_I(gcuda_graph_n_nodes(copy.graph), gcuda_graph_n_nodes(p.g));
     for (int i = 0; i < gcuda_graph_n_nodes(p.g); ++i) {
-        const struct gcuda_tensor * x = gcuda_graph_node(p.g, i), * y = gcuda_graph_node(copy.graph, i);
+        const struct gcuda_tensor *x = gcuda_graph_node(p.g, i), *y = gcuda_graph_node(copy.graph, i);
         CHECK(x != y && x->op == y->op && x->flags == y->flags && x->type == y->type && strcmp(x->name, y->name) == 0);
-        CHECK(memcmp(x->op_params, y->op_params, sizeof x->op_params) == 0 && gcuda_are_same_shape(x, y)
-            && gcuda_are_same_stride(x, y));
+        CHECK(memcmp(x->op_params, y->op_params, sizeof x->op_params) == 0 && gcuda_are_same_shape(x, y) &&
+              gcuda_are_same_stride(x, y));
         CHECK((x->view_src == NULL) == (y->view_src == NULL) && x->view_offs == y->view_offs && y->extra == &toy);
     }
     CHECK_OK(gcuda_backend_graph_compute(op_backends[0], p.g));
@@ -366,10 +367,13 @@ TEST(graph_copy) {
     gcuda_backend_free(b);
 }
 
-struct seen { int n, n_different, last; bool stop_early; };
+struct seen {
+    int n, n_different, last;
+    bool stop_early;
+};
 static bool compare_nodes(int i, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user) {
     struct seen * s = (struct seen *) user;
-    char * x = tensor_download(t1), * y = tensor_download(t2);
+    char *x = tensor_download(t1), *y = tensor_download(t2);
     s->n++;
     s->last = i;
     if (memcmp(x, y, tensor_bytes(t1)) != 0) { s->n_different++; }
@@ -396,14 +400,17 @@ TEST(comparison) { // finds the node that differs; view operations are not compa
     CHECK_OK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, &p.y, 1));
     CHECK(s.n == 1 && s.n_different == 1 && s.last == gcuda_graph_n_nodes(p.g) - 1);
     toy.alloc_fails_at = 1;
-    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL, 0) == GCUDA_STATUS_ALLOC_FAILED);
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL, 0) ==
+          GCUDA_STATUS_ALLOC_FAILED);
     CHECK_EQ_I(toy.n_buffers, 0);
     memset(&s, 0, sizeof s);
     struct gcuda_tensor * nodes[2] = { p.y, p.y->src[0] };
     while (nodes[1]->src[0] != NULL) { nodes[1] = nodes[1]->src[0]; } // a leaf
-    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, nodes, 2) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, nodes, 2) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_HAS(gcuda_last_error(), "no node of the graph");
-    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], NULL, p.g, compare_nodes, &s, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], NULL, p.g, compare_nodes, &s, NULL, 0) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK(s.n == 0 && toy.n_buffers == 0);
     free_pair(&p);
     gcuda_backend_free(b);

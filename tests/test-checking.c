@@ -1,5 +1,5 @@
-// What lives how long: memory that the graph allocator and the scheduler give, and what they refuse since nothing is in it.
-// On the CPU; tests/sim/test-checking.c has the same on a device.
+// What lives how long: memory that the graph allocator and the scheduler give, and what they refuse since nothing is in
+// it. On the CPU; tests/sim/test-checking.c has the same on a device.
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE 1 // setenv
 #endif
@@ -60,10 +60,12 @@ static void end(struct bench * b) {
 }
 
 static gcuda_status place(struct bench * b) {
-    return b->by_sched ? gcuda_backend_sched_alloc_graph(b->sched, b->graph) : gcuda_gallocr_alloc_graph(b->galloc, b->graph);
+    return b->by_sched ? gcuda_backend_sched_alloc_graph(b->sched, b->graph)
+                       : gcuda_gallocr_alloc_graph(b->galloc, b->graph);
 }
 static gcuda_status compute(struct bench * b) {
-    return b->by_sched ? gcuda_backend_sched_graph_compute(b->sched, b->graph) : gcuda_backend_graph_compute(b->backend, b->graph);
+    return b->by_sched ? gcuda_backend_sched_graph_compute(b->sched, b->graph)
+                       : gcuda_backend_graph_compute(b->backend, b->graph);
 }
 static struct gcuda_tensor * row(struct gcuda_context * ctx, const char * name) {
     return gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), name);
@@ -97,7 +99,8 @@ static struct gcuda_tensor * busy(struct bench * b, struct gcuda_tensor * y) {
     return y;
 }
 
-static void check_and_end(struct bench * b, struct gcuda_tensor * x, float value, struct gcuda_tensor * y, float want, int how) {
+static void check_and_end(
+    struct bench * b, struct gcuda_tensor * x, float value, struct gcuda_tensor * y, float want, int how) {
     if (CHECK_OK(place(b))) {
         fill(x, value);
         CHECK_OK(compute(b));
@@ -111,7 +114,7 @@ TEST(a_plain_view_keeps_its_owner) {
     for (int how = 0; how < 4; ++how) { // by_sched, and whether a node reads the owner besides
         struct bench b;
         REQUIRE(begin(&b, how % 2 == 1));
-        struct gcuda_tensor * x = input(&b, "x"), * kept = gcuda_sqr(b.ctx, x), * v = gcuda_view_tensor(b.ctx, kept);
+        struct gcuda_tensor *x = input(&b, "x"), *kept = gcuda_sqr(b.ctx, x), *v = gcuda_view_tensor(b.ctx, kept);
         struct gcuda_tensor * y = how < 2 ? gcuda_scale(b.ctx, kept, 0.5f) : gcuda_scale(b.ctx, x, 2.0f);
         y = busy(&b, y);
         struct gcuda_tensor * z = wanted(gcuda_add(b.ctx, gcuda_scale(b.ctx, v, 2.0f), gcuda_scale(b.ctx, y, 0.0f)));
@@ -127,7 +130,7 @@ TEST(a_plain_view_may_be_the_result) {
     for (int how = 0; how < 4; ++how) {
         struct bench b;
         REQUIRE(begin(&b, how % 2 == 1));
-        struct gcuda_tensor * x = input(&b, "x"), * kept = gcuda_sqr(b.ctx, x), * v = gcuda_view_tensor(b.ctx, kept);
+        struct gcuda_tensor *x = input(&b, "x"), *kept = gcuda_sqr(b.ctx, x), *v = gcuda_view_tensor(b.ctx, kept);
         struct gcuda_tensor * y = gcuda_scale(b.ctx, how < 2 ? kept : v, 0.5f);
         if (how >= 2) { gcuda_set_output(v); }
         CHECK_OK(gcuda_build_forward_expand(b.graph, kept));
@@ -143,7 +146,8 @@ TEST(a_node_listed_twice_has_one_place) {
     for (int how = 0; how < 2; ++how) {
         struct bench b;
         REQUIRE(begin(&b, how == 1));
-        struct gcuda_tensor * x = input(&b, "x"), * twice = gcuda_sqr(b.ctx, x), * y = gcuda_scale(b.ctx, twice, 0.5f), * all[4];
+        struct gcuda_tensor *x = input(&b, "x"), *twice = gcuda_sqr(b.ctx, x), *y = gcuda_scale(b.ctx, twice, 0.5f),
+                            *all[4];
         CHECK_OK(gcuda_build_forward_expand(b.graph, y));
         for (int i = 0; i < 4; ++i) { // different, and alive to the end
             all[i] = gcuda_scale(b.ctx, x, (float) (10 + i));
@@ -155,7 +159,9 @@ TEST(a_node_listed_twice_has_one_place) {
         sum = wanted(gcuda_add(b.ctx, sum, twice));
         CHECK_OK(gcuda_build_forward_expand(b.graph, sum));
         REQUIRE(CHECK_OK(place(&b)));
-        for (int i = 0; i < 4; ++i) { CHECK_MSG(all[i]->data != twice->data, "%d has the place of the node listed twice", i); }
+        for (int i = 0; i < 4; ++i) {
+            CHECK_MSG(all[i]->data != twice->data, "%d has the place of the node listed twice", i);
+        }
         fill(x, 1.0f);
         CHECK_OK(compute(&b));
         CHECK_MSG(first_of(sum) == 0.5f + 46.0f + 1.0f, "way %d: %g", how, (double) first_of(sum));
@@ -168,8 +174,8 @@ TEST(added_nodes_are_computed) {
     for (int how = 0; how < 2; ++how) {
         struct bench b;
         REQUIRE(begin(&b, how == 1));
-        struct gcuda_tensor * x = input(&b, "x"), * base = gcuda_sqr(b.ctx, x), * v = gcuda_view_1d(b.ctx, base, N, 0);
-        struct gcuda_tensor * y = gcuda_scale(b.ctx, v, 3.0f), * z, * other;
+        struct gcuda_tensor *x = input(&b, "x"), *base = gcuda_sqr(b.ctx, x), *v = gcuda_view_1d(b.ctx, base, N, 0);
+        struct gcuda_tensor *y = gcuda_scale(b.ctx, v, 3.0f), *z, *other;
         CHECK_OK(gcuda_build_forward_expand(b.graph, base));
         CHECK_OK(gcuda_graph_add_node(b.graph, y)); // v is no node
         other = gcuda_scale(b.ctx, x, 5.0f);
@@ -194,7 +200,7 @@ TEST(weights_without_memory_are_refused) {
         struct bench b;
         REQUIRE(begin(&b, how % 2 == 1));
         struct gcuda_context * weights = gcuda_init(params);
-        struct gcuda_tensor * w = row(weights, "the_weight"), * x = input(&b, "x");
+        struct gcuda_tensor *w = row(weights, "the_weight"), *x = input(&b, "x");
         struct gcuda_tensor * y = wanted(gcuda_add(b.ctx, x, how & 2 ? gcuda_view_1d(b.ctx, w, N, 0) : w));
         CHECK_OK(gcuda_build_forward_expand(b.graph, y));
         if (how & 4) { gcuda_set_input(w); }
@@ -222,7 +228,7 @@ TEST(weights_without_memory_are_refused_in_a_graph_built_again) {
     struct bench b;
     REQUIRE(begin(&b, false));
     struct gcuda_context * weights = gcuda_init(params);
-    struct gcuda_tensor * mine = row(b.ctx, "mine"), * other = row(weights, "other");
+    struct gcuda_tensor *mine = row(b.ctx, "mine"), *other = row(weights, "other");
     CHECK_OK(gcuda_build_forward_expand(b.graph, gcuda_sqr(b.ctx, mine)));
     CHECK_OK(place(&b));
     b.graph = gcuda_new_graph(b.ctx);
@@ -234,10 +240,11 @@ TEST(weights_without_memory_are_refused_in_a_graph_built_again) {
 }
 
 TEST(what_nothing_computes_is_refused) {
-    for (int how = 0; how < 8; ++how) { // by_sched; never computed, computed too late, seen through a view, without a name
+    // by_sched; never computed, computed too late, seen through a view, without a name
+    for (int how = 0; how < 8; ++how) {
         struct bench b;
         REQUIRE(begin(&b, how % 2 == 1));
-        struct gcuda_tensor * x = input(&b, "x"), * never = gcuda_set_name(gcuda_sqr(b.ctx, x), "never");
+        struct gcuda_tensor *x = input(&b, "x"), *never = gcuda_set_name(gcuda_sqr(b.ctx, x), "never");
         struct gcuda_tensor * src = how / 2 >= 2 ? gcuda_view_tensor(b.ctx, never) : never;
         if (how / 2 == 3) { never->name[0] = '\0'; }
         struct gcuda_tensor * y = gcuda_set_name(wanted(gcuda_scale(b.ctx, src, 3.0f)), "the_reader");
@@ -255,14 +262,18 @@ TEST(what_nothing_computes_is_refused) {
 // >>checking   gcuda_gallocr_set_check
 // =====================================================================================================================
 static void set_check(struct bench * b) {
-    if (b->by_sched) { gcuda_backend_sched_set_check(b->sched, true); } else { gcuda_gallocr_set_check(b->galloc, true); }
+    if (b->by_sched) {
+        gcuda_backend_sched_set_check(b->sched, true);
+    } else {
+        gcuda_gallocr_set_check(b->galloc, true);
+    }
 }
 
 TEST(an_input_set_once_and_computed_twice_is_named) {
     for (int how = 0; how < 2; ++how) {
         struct bench b;
         REQUIRE(begin(&b, how == 1));
-        struct gcuda_tensor * x = input(&b, "the_input"), * y = gcuda_set_name(gcuda_sqr(b.ctx, x), "between");
+        struct gcuda_tensor *x = input(&b, "the_input"), *y = gcuda_set_name(gcuda_sqr(b.ctx, x), "between");
         struct gcuda_tensor * z = wanted(gcuda_scale(b.ctx, y, 2.0f));
         CHECK_OK(gcuda_build_forward_expand(b.graph, z));
         set_check(&b);
@@ -287,7 +298,7 @@ TEST(an_input_set_once_and_computed_twice_is_named) {
 TEST(a_cache_read_before_it_is_written_is_named) {
     struct bench b;
     REQUIRE(begin(&b, false));
-    struct gcuda_tensor * x = input(&b, "x"), * cache = input(&b, "cache"), * seen = gcuda_view_1d(b.ctx, cache, N / 2, 0);
+    struct gcuda_tensor *x = input(&b, "x"), *cache = input(&b, "cache"), *seen = gcuda_view_1d(b.ctx, cache, N / 2, 0);
     struct gcuda_tensor * y = wanted(gcuda_set_name(gcuda_scale(b.ctx, seen, 2.0f), "too_early"));
     struct gcuda_tensor * write = gcuda_cpy(b.ctx, x, cache);
     set_check(&b);
@@ -309,7 +320,7 @@ TEST(the_environment_turns_checking_on) {
         gcuda_use_environment(true);
         set_variable(NULL);
         REQUIRE(is_ready);
-        struct gcuda_tensor * x = input(&b, "x"), * z = wanted(gcuda_sqr(b.ctx, x));
+        struct gcuda_tensor *x = input(&b, "x"), *z = wanted(gcuda_sqr(b.ctx, x));
         CHECK_OK(gcuda_build_forward_expand(b.graph, z));
         REQUIRE(CHECK_OK(place(&b)));
         fill(x, 3.0f);
@@ -326,7 +337,8 @@ TEST(a_destination_is_not_read) {
     for (int how = 0; how < 2; ++how) {
         struct bench b;
         REQUIRE(begin(&b, false));
-        struct gcuda_tensor * x = input(&b, "x"), * cache = input(&b, "cache"), * ids = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_I64, 1), * y;
+        struct gcuda_tensor *x = input(&b, "x"), *cache = input(&b, "cache"),
+                            *ids = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_I64, 1), *y;
         gcuda_set_input(ids);
         y = how == 0 ? gcuda_set_rows(b.ctx, cache, x, ids) : gcuda_cpy(b.ctx, x, cache);
         set_check(&b);
@@ -368,7 +380,7 @@ TEST(copies_on_their_way_are_waited_for) { // what a scheduler copies to a backe
     struct bench b;
     REQUIRE(begin(&b, true));
     set_check(&b);
-    struct gcuda_tensor * x = input(&b, "x"), * y = x;
+    struct gcuda_tensor *x = input(&b, "x"), *y = x;
     for (int i = 0; i < 12; ++i) {
         y = i % 2 ? gcuda_add(b.ctx, y, x) : gcuda_sub(b.ctx, y, x);
         CHECK_OK(gcuda_backend_sched_set_tensor_backend(b.sched, y, i % 2 ? b.backend : b.cpu));
@@ -388,13 +400,15 @@ TEST(checking_changes_no_result) {
         struct bench b;
         REQUIRE(begin(&b, how % 2 == 1));
         if (how >= 2) { set_check(&b); }
-        struct gcuda_tensor * x = input(&b, "x"), * s = gcuda_sqr(b.ctx, x), * v = gcuda_view_tensor(b.ctx, s);
-        struct gcuda_tensor * y = gcuda_add(b.ctx, gcuda_reshape_2d(b.ctx, s, N / 2, 2), gcuda_reshape_2d(b.ctx, v, N / 2, 2));
+        struct gcuda_tensor *x = input(&b, "x"), *s = gcuda_sqr(b.ctx, x), *v = gcuda_view_tensor(b.ctx, s);
+        struct gcuda_tensor * y =
+            gcuda_add(b.ctx, gcuda_reshape_2d(b.ctx, s, N / 2, 2), gcuda_reshape_2d(b.ctx, v, N / 2, 2));
         y = gcuda_add_inplace(b.ctx, y, gcuda_scale_inplace(b.ctx, gcuda_dup(b.ctx, y), 0.5f));
         CHECK_OK(gcuda_build_forward_expand(b.graph, s));
         CHECK_OK(gcuda_build_forward_expand(b.graph, y));
         CHECK_OK(gcuda_graph_add_node(b.graph, s));
-        struct gcuda_tensor * z = gcuda_add(b.ctx, gcuda_cumsum(b.ctx, v), gcuda_reshape_1d(b.ctx, y, N)); // a result, not OUTPUT
+        // a result, not OUTPUT
+        struct gcuda_tensor * z = gcuda_add(b.ctx, gcuda_cumsum(b.ctx, v), gcuda_reshape_1d(b.ctx, y, N));
         CHECK_OK(gcuda_build_forward_expand(b.graph, z));
         REQUIRE(CHECK_OK(place(&b)));
         for (int run = 0; run < 2; ++run) {

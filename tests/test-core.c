@@ -62,8 +62,8 @@ static void check_rounding(float x) {
 
 TEST(float_to_half) { // every tie between two neighbours, a step beside it, and random bits
     for (uint32_t h = 0; h < 0x7C00; ++h) {
-        const float tie = (float) ((value_f16((uint16_t) h) + (h == 0x7BFF ? 65536.0
-            : value_f16((uint16_t) (h + 1)))) / 2);
+        const float tie =
+            (float) ((value_f16((uint16_t) h) + (h == 0x7BFF ? 65536.0 : value_f16((uint16_t) (h + 1)))) / 2);
         const float all[] = { (float) value_f16((uint16_t) h), tie, nextafterf(tie, 0), nextafterf(tie, 1e9f) };
         for (int i = 0; i < 4; ++i) { check_rounding(all[i]), check_rounding(-all[i]); }
     }
@@ -136,10 +136,10 @@ TEST(layout_predicates) { // on random strides, some of them dense
         CHECK(gcuda_is_contiguous_rows(&t) == (t.ne[0] == ty->blck || t.nb[0] == ty->size));
         CHECK(gcuda_is_transposed(&t) == (t.nb[0] > t.nb[1]));
         CHECK(gcuda_is_permuted(&t) == (t.nb[0] > t.nb[1] || t.nb[1] > t.nb[2] || t.nb[2] > t.nb[3]));
-        CHECK(gcuda_is_padded_1d(&t) == (t.nb[0] == ty->size && t.nb[2] == t.nb[1] * (size_t) t.ne[1]
-            && t.nb[3] == t.nb[2] * (size_t) t.ne[2]));
+        CHECK(gcuda_is_padded_1d(&t) ==
+              (t.nb[0] == ty->size && t.nb[2] == t.nb[1] * (size_t) t.ne[1] && t.nb[3] == t.nb[2] * (size_t) t.ne[2]));
         size_t n = t.ne[0] == ty->blck || ty->blck > 1 ? t.nb[0] * (size_t) (t.ne[0] / ty->blck)
-            : ty->size + (size_t) (t.ne[0] - 1) * t.nb[0];
+                                                       : ty->size + (size_t) (t.ne[0] - 1) * t.nb[0];
         if (ty->blck == 1) { n = ty->size + (size_t) (t.ne[0] - 1) * t.nb[0]; }
         for (int i = 1; i < 4; ++i) { n += (size_t) (t.ne[i] - 1) * t.nb[i]; }
         CHECK_EQ_I(gcuda_nbytes(&t), n);
@@ -153,10 +153,10 @@ TEST(layout_predicates) { // on random strides, some of them dense
 TEST(empty_and_repeat_predicates) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * e = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 0),
-        * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 6);
-    struct gcuda_tensor * b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 2, 3),
-        * row = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor *e = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 0),
+                        *a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 6);
+    struct gcuda_tensor *b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 2, 3),
+                        *row = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
     REQUIRE(e && a && b && row);
     CHECK(gcuda_is_empty(e) && !gcuda_is_empty(a) && gcuda_nbytes(e) == 0);
     CHECK(gcuda_can_repeat(b, a) && !gcuda_can_repeat(a, b) && gcuda_can_repeat(row, a) && gcuda_can_repeat(row, e));
@@ -169,11 +169,12 @@ TEST(empty_and_repeat_predicates) {
 TEST(questions_about_no_tensor) { // 0, false, or nothing happens
     typedef bool (*is_fn)(const struct gcuda_tensor *);
     typedef bool (*pair_fn)(const struct gcuda_tensor *, const struct gcuda_tensor *);
-    static const is_fn is[] = { gcuda_is_empty, gcuda_is_scalar, gcuda_is_vector, gcuda_is_matrix, gcuda_is_3d, gcuda_is_view,
-        gcuda_is_transposed, gcuda_is_permuted, gcuda_is_contiguous, gcuda_is_contiguous_0, gcuda_is_contiguous_1,
-        gcuda_is_contiguous_2, gcuda_is_contiguous_rows, gcuda_is_contiguously_allocated, gcuda_is_contiguous_channels,
-        gcuda_is_padded_1d };
-    static const pair_fn pairs[] = { gcuda_are_same_shape, gcuda_are_same_stride, gcuda_can_repeat, gcuda_can_repeat_rows };
+    static const is_fn is[] = { gcuda_is_empty, gcuda_is_scalar, gcuda_is_vector, gcuda_is_matrix, gcuda_is_3d,
+        gcuda_is_view, gcuda_is_transposed, gcuda_is_permuted, gcuda_is_contiguous, gcuda_is_contiguous_0,
+        gcuda_is_contiguous_1, gcuda_is_contiguous_2, gcuda_is_contiguous_rows, gcuda_is_contiguously_allocated,
+        gcuda_is_contiguous_channels, gcuda_is_padded_1d };
+    static const pair_fn pairs[] = { gcuda_are_same_shape, gcuda_are_same_stride, gcuda_can_repeat,
+        gcuda_can_repeat_rows };
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_tensor * t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
@@ -184,7 +185,8 @@ TEST(questions_about_no_tensor) { // 0, false, or nothing happens
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; ++i) {
         CHECK_MSG(!pairs[i](NULL, t) && !pairs[i](t, NULL) && !pairs[i](NULL, NULL), "question %d about two", (int) i);
     }
-    CHECK(gcuda_nelements(NULL) == 0 && gcuda_nrows(NULL) == 0 && gcuda_nbytes(NULL) == 0 && gcuda_nbytes_pad(NULL) == 0);
+    CHECK(
+        gcuda_nelements(NULL) == 0 && gcuda_nrows(NULL) == 0 && gcuda_nbytes(NULL) == 0 && gcuda_nbytes_pad(NULL) == 0);
     CHECK(gcuda_element_size(NULL) == 0 && gcuda_n_dims(NULL) == 0);
     gcuda_unravel_index(NULL, 3, &at[0], &at[1], NULL, &at[3]);
     CHECK(at[0] == 0 && at[1] == 0 && at[2] == 5 && at[3] == 0);
@@ -209,8 +211,8 @@ TEST(views_have_a_root) {
     REQUIRE(ctx != NULL);
     struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
     REQUIRE(a != NULL && a->data != NULL && (uintptr_t) a->data % GCUDA_MEM_ALIGN == 0);
-    struct gcuda_tensor * v = gcuda_view_1d(ctx, a, 16, 32), * w = gcuda_view_1d(ctx, v, 4, 8),
-        * t = gcuda_transpose(ctx, gcuda_view_tensor(ctx, a));
+    struct gcuda_tensor *v = gcuda_view_1d(ctx, a, 16, 32), *w = gcuda_view_1d(ctx, v, 4, 8),
+                        *t = gcuda_transpose(ctx, gcuda_view_tensor(ctx, a));
     REQUIRE(v && w && t);
     CHECK(v->view_src == a && w->view_src == a && t->view_src == a);
     CHECK_EQ_I(w->view_offs, 40);
@@ -230,9 +232,10 @@ TEST(elements_as_integers) {
     memset(&params, 0, sizeof params);
     struct gcuda_context * ctx = gcuda_init(params);
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 3, 4), * t = gcuda_transpose(ctx, ids);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 6), * wide = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, 2),
-        * small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, 2);
+    struct gcuda_tensor *ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 3, 4), *t = gcuda_transpose(ctx, ids);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 6),
+                        *wide = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, 2),
+                        *small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, 2);
     REQUIRE(ids && t && x && wide && small);
     for (int i = 0; i < 12; ++i) { CHECK_OK(gcuda_set_i32_1d(ids, i, INT32_MAX - i)); } // more digits than a float has
     CHECK_OK(gcuda_set_i32_nd(t, 3, 1, 0, 0, INT32_MIN));
@@ -252,7 +255,8 @@ TEST(elements_as_integers) {
     CHECK_EQ_I(gcuda_get_i32_1d(small, 0), 127);
     CHECK(gcuda_set_i32_1d(ids, 12, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_HAS(gcuda_last_error(), "set_i32");
-    CHECK(gcuda_set_i32_nd(ids, 0, 4, 0, 0, 1) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_set_i32_1d(NULL, 0, 1) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_set_i32_nd(ids, 0, 4, 0, 0, 1) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_set_i32_1d(NULL, 0, 1) != GCUDA_STATUS_SUCCESS);
     CHECK(gcuda_get_i32_1d(ids, -1) == 0 && gcuda_get_i32_nd(NULL, 0, 0, 0, 0) == 0);
     CHECK_HAS(gcuda_last_error(), "get_i32");
     gcuda_free(ctx);
@@ -290,8 +294,8 @@ TEST(memory_of_the_caller) {
     int n = 0;
     for (struct gcuda_tensor * t; n < 100 && (t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3)) != NULL; ++n) {
         CHECK((char *) t >= memory && (char *) (t + 1) <= memory + sizeof memory);
-        CHECK((char *) t->data >= memory && (char *) t->data + 12 <= memory + sizeof memory
-            && (uintptr_t) t->data % 16 == 0);
+        CHECK((char *) t->data >= memory && (char *) t->data + 12 <= memory + sizeof memory &&
+              (uintptr_t) t->data % 16 == 0);
     }
     CHECK(n >= 3 && n < 100);
     CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_ALLOC_FAILED);
@@ -344,13 +348,13 @@ TEST(graph_order) { // sources first, each node once, leafs apart; random graphs
         params.no_alloc = true;
         struct gcuda_context * ctx = gcuda_init(params);
         REQUIRE(ctx != NULL);
-        struct gcuda_tensor * t[40], * args[3];
+        struct gcuda_tensor *t[40], *args[3];
         const int n_leafs = 1 + (int) rng_below(&r, 4);
         for (int i = 0; i < 40; ++i) {
             for (int k = 0; k < 3; ++k) { args[k] = i > 0 ? t[rng_below(&r, i)] : NULL; }
             t[i] = i < n_leafs ? gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4)
                                : gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 4, 1, 1, 1, args, 1 + (int) rng_below(&r, 3),
-                               sum_of_sources, 1, NULL);
+                                     sum_of_sources, 1, NULL);
             REQUIRE(t[i] != NULL);
         }
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 64, false);
@@ -376,17 +380,23 @@ TEST(graph_order) { // sources first, each node once, leafs apart; random graphs
 
 // A cache of eight rows; the last node reads what cpy into row 2 returned, from its second element on.
 TEST(a_view_moves_with_what_is_made_of_it) {
-    struct gcuda_context * ctx = gcuda_init((struct gcuda_init_params) { 0, NULL, false });
+    struct gcuda_context * ctx = gcuda_init((struct gcuda_init_params){ 0, NULL, false });
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 8), * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
-    struct gcuda_tensor * upper = gcuda_view_2d(ctx, cache, 4, 7, 16, 16), * row = gcuda_view_1d(ctx, upper, 4, 16);
-    struct gcuda_tensor * put = gcuda_cpy(ctx, x, row), * rest = gcuda_view_1d(ctx, put, 3, 4), * y = gcuda_scale(ctx, rest, 2.0f);
-    struct gcuda_tensor * first = gcuda_scale(ctx, gcuda_view_1d(ctx, cache, 4, 32), 1.0f); // another view of row 2: stays
+    struct gcuda_tensor *cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 8),
+                        *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor *upper = gcuda_view_2d(ctx, cache, 4, 7, 16, 16), *row = gcuda_view_1d(ctx, upper, 4, 16);
+    struct gcuda_tensor *put = gcuda_cpy(ctx, x, row), *rest = gcuda_view_1d(ctx, put, 3, 4),
+                        *y = gcuda_scale(ctx, rest, 2.0f);
+    // another view of row 2: stays
+    struct gcuda_tensor * first = gcuda_scale(ctx, gcuda_view_1d(ctx, cache, 4, 32), 1.0f);
     struct gcuda_cgraph * g = gcuda_new_graph(ctx);
     CHECK_OK(gcuda_build_forward_expand(g, y));
     CHECK_OK(gcuda_build_forward_expand(g, first));
     for (int i = 0; i < 4; ++i) { gcuda_set_f32_1d(x, i, (float) (i + 1)); }
-    static const struct { size_t to; int row; } places[] = { { 32, 2 }, { 112, 7 }, { 16, 1 }, { 64, 4 } };
+    static const struct {
+        size_t to;
+        int row;
+    } places[] = { { 32, 2 }, { 112, 7 }, { 16, 1 }, { 64, 4 } };
     for (int i = 0; i < 4; ++i) {
         for (int k = 0; k < 32; ++k) { gcuda_set_f32_1d(cache, k, -1.0f); }
         CHECK_OK(gcuda_graph_move_view(g, row, places[i].to));
@@ -397,11 +407,15 @@ TEST(a_view_moves_with_what_is_made_of_it) {
         for (int k = 0; k < 3; ++k) { CHECK(gcuda_get_f32_1d(y, k) == 2.0f * (float) (k + 2)); }
         CHECK(rest->view_offs == places[i].to + 4 && first->src[0]->view_offs == 32);
     }
-    static const size_t wrong[] = { 0, 12, 116, SIZE_MAX, SIZE_MAX - 3 }; // before `upper`, which it is a view of; beyond the end
+    // before `upper`, which it is a view of; beyond the end
+    static const size_t wrong[] = { 0, 12, 116, SIZE_MAX, SIZE_MAX - 3 };
     for (int i = 0; i < 5; ++i) { CHECK(gcuda_graph_move_view(g, row, wrong[i]) == GCUDA_STATUS_INVALID_ARGUMENT); }
-    CHECK(gcuda_graph_move_view(g, x, 0) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_graph_move_view(g, put, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
-    CHECK(gcuda_graph_move_view(g, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_graph_move_view(NULL, row, 32) == GCUDA_STATUS_INVALID_ARGUMENT);
-    CHECK(row->view_offs == 64 && put->view_offs == 64 && rest->view_offs == 68 && row->data == (char *) cache->data + 64);
+    CHECK(gcuda_graph_move_view(g, x, 0) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_graph_move_view(g, put, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_graph_move_view(g, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_graph_move_view(NULL, row, 32) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(row->view_offs == 64 && put->view_offs == 64 && rest->view_offs == 68 &&
+          row->data == (char *) cache->data + 64);
     CHECK_OK(gcuda_graph_compute_with_ctx(ctx, g, 1));
     gcuda_free(ctx);
 }
@@ -410,7 +424,7 @@ TEST(graph_functions) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
     struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4), "a");
-    struct gcuda_tensor * b = gcuda_set_name(plus(ctx, a), "b\"quote"), * c = gcuda_set_name(plus(ctx, b), "c");
+    struct gcuda_tensor *b = gcuda_set_name(plus(ctx, a), "b\"quote"), *c = gcuda_set_name(plus(ctx, b), "c");
     struct gcuda_tensor * d = gcuda_set_name(gcuda_map_custom2(ctx, c, b, minus, 1, NULL), "d");
     struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
     REQUIRE(d != NULL && g != NULL);
@@ -418,8 +432,8 @@ TEST(graph_functions) {
     CHECK_EQ_I(gcuda_graph_n_nodes(g), 3);
     CHECK_EQ_I(g->n_leafs, 1);
     CHECK_EQ_I(gcuda_graph_size(g), 16);
-    CHECK(gcuda_graph_get_tensor(g, "c") == c && gcuda_graph_get_tensor(g, "a") == a
-        && gcuda_graph_get_tensor(g, "z") == NULL);
+    CHECK(gcuda_graph_get_tensor(g, "c") == c && gcuda_graph_get_tensor(g, "a") == a &&
+          gcuda_graph_get_tensor(g, "z") == NULL);
     CHECK_EQ_I(gcuda_graph_use_count(g, b), 2);
     CHECK_EQ_I(gcuda_graph_use_count(g, d), 0);
     CHECK(gcuda_graph_node(g, 3) == NULL && gcuda_graph_node(g, -4) == NULL && gcuda_graph_node(g, -3) == b);
@@ -432,8 +446,8 @@ TEST(graph_functions) {
     struct gcuda_cgraph first = gcuda_graph_view(&view, 0, 1); // of a slice
     CHECK(view.n_after == 1 && first.n_after == 2 && g->n_after == 0);
     struct gcuda_cgraph * copy = gcuda_graph_dup(ctx, g, false);
-    CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d
-        && gcuda_graph_use_count(copy, b) == 2 && !copy->no_fusion);
+    CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d &&
+          gcuda_graph_use_count(copy, b) == 2 && !copy->no_fusion);
     gcuda_graph_set_fusion(NULL, false);
     gcuda_graph_set_fusion(g, false);
     view = gcuda_graph_view(g, 0, 1);
@@ -476,11 +490,11 @@ TEST(custom_operations) { // >>op:custom   any number of tasks and threads
         REQUIRE(ctx != NULL);
         float by = 2.0f;
         struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1000);
-        struct gcuda_tensor * b = gcuda_map_custom1(ctx, a, add_one, tasks[i / 2], &by),
-            * c = gcuda_map_custom2(ctx, b, a, minus, tasks[i / 2], NULL);
+        struct gcuda_tensor *b = gcuda_map_custom1(ctx, a, add_one, tasks[i / 2], &by),
+                            *c = gcuda_map_custom2(ctx, b, a, minus, tasks[i / 2], NULL);
         struct gcuda_tensor * args[3] = { a, b, c };
-        struct gcuda_tensor * d = gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 10, 100, 1, 1, args, 3, sum_of_sources,
-            tasks[i / 2], NULL);
+        struct gcuda_tensor * d =
+            gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 10, 100, 1, 1, args, 3, sum_of_sources, tasks[i / 2], NULL);
         struct gcuda_tensor * e = gcuda_map_custom1_inplace(ctx, d, add_one, tasks[i / 2], NULL);
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
         REQUIRE(e != NULL && g != NULL && e->view_src == d);
@@ -515,7 +529,8 @@ static void subtract_both(struct gcuda_tensor * dst, const struct gcuda_tensor *
 static void add_to_first(struct gcuda_tensor * dst, int ith, int nth, void * user) {
     const float factor = user ? *(const float *) user : 1.0f;
     for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) {
-        ((float *) dst->data)[i] = ((const float *) dst->src[0]->data)[i] + factor * ((const float *) dst->src[1]->data)[i];
+        ((float *) dst->data)[i] =
+            ((const float *) dst->src[0]->data)[i] + factor * ((const float *) dst->src[1]->data)[i];
     }
 }
 
@@ -525,15 +540,16 @@ TEST(custom_operations_of_every_form) { // what the test before leaves out
     struct gcuda_context * ctx = op_context();
     float by = 3.0f, v[N];
     const struct gcuda_custom_params sum = { sum_of_sources, NULL, NULL, 5 }, add = { add_to_first, NULL, &by, 0 };
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * one = gcuda_map_custom2(ctx, plus(ctx, a), a, minus, 1, NULL);
+    struct gcuda_tensor *a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N),
+                        *one = gcuda_map_custom2(ctx, plus(ctx, a), a, minus, 1, NULL);
     struct gcuda_tensor * args[2] = { a, one };
-    struct gcuda_tensor * three = gcuda_map_custom3(ctx, a, a, one, subtract_both, GCUDA_N_TASKS_MAX, NULL);    // -1
-    struct gcuda_tensor * ext = gcuda_custom_4d_ext(ctx, GCUDA_TYPE_F32, N, 1, 1, 1, args, 2, &sum);           // a + 1
-    struct gcuda_tensor * in2 = gcuda_map_custom2_inplace(ctx, ext, one, minus, 3, NULL);                      // a
-    struct gcuda_tensor * in3 = gcuda_map_custom3_inplace(ctx, in2, one, three, subtract_both, 2, NULL);       // a
+    struct gcuda_tensor * three = gcuda_map_custom3(ctx, a, a, one, subtract_both, GCUDA_N_TASKS_MAX, NULL); // -1
+    struct gcuda_tensor * ext = gcuda_custom_4d_ext(ctx, GCUDA_TYPE_F32, N, 1, 1, 1, args, 2, &sum);         // a + 1
+    struct gcuda_tensor * in2 = gcuda_map_custom2_inplace(ctx, ext, one, minus, 3, NULL);                    // a
+    struct gcuda_tensor * in3 = gcuda_map_custom3_inplace(ctx, in2, one, three, subtract_both, 2, NULL);     // a
     args[0] = one;
-    struct gcuda_tensor * in = gcuda_custom_inplace(ctx, in3, args, 1, add_to_first, 4, NULL);                 // a + 1
-    struct gcuda_tensor * in_ext = gcuda_custom_inplace_ext(ctx, in, args, 1, &add);                           // a + 4
+    struct gcuda_tensor * in = gcuda_custom_inplace(ctx, in3, args, 1, add_to_first, 4, NULL); // a + 1
+    struct gcuda_tensor * in_ext = gcuda_custom_inplace_ext(ctx, in, args, 1, &add);           // a + 4
     struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
     REQUIRE(in_ext != NULL && g != NULL && in_ext->view_src == ext && in2->view_src == ext && three->view_src == NULL);
     CHECK_OK(gcuda_build_forward_expand(g, three));
@@ -557,7 +573,11 @@ static void check_slots(const struct gcuda_tensor * y, const char * expected) {
         const long slot = strtol(s, &end, 10);
         const double value = strtod(end + 1, &end); // after =
         const float f = (float) value;
-        if (*end == 'f') { memcpy(&want[slot], &f, sizeof f); } else { want[slot] = (int32_t) value; }
+        if (*end == 'f') {
+            memcpy(&want[slot], &f, sizeof f);
+        } else {
+            want[slot] = (int32_t) value;
+        }
         s = end + (*end == 'f');
     }
     for (size_t i = 0; i < sizeof want / sizeof want[0]; ++i) { CHECK_EQ_I(y->op_params[i], want[i]); }
@@ -586,8 +606,8 @@ TEST(op_params_by_slot) {
     check_slots(gcuda_scale_bias(ctx, a, 2.0f, 3.0f), "0=2f 1=3f");
     check_slots(gcuda_group_norm(ctx, a, 2, 0.25f), "0=2 1=0.25f");
     check_slots(gcuda_soft_max_ext(ctx, a, mask, 0.5f, 8.0f), "0=0.5f 1=8f");
-    check_slots(gcuda_rope_multi(ctx, heads, pos, NULL, 8, sections, GCUDA_ROPE_TYPE_MROPE, 64, 100.0f, 0.5f, 0.25f, 2.0f,
-                    32.0f, 4.0f),
+    check_slots(gcuda_rope_multi(ctx, heads, pos, NULL, 8, sections, GCUDA_ROPE_TYPE_MROPE, 64, 100.0f, 0.5f, 0.25f,
+                    2.0f, 32.0f, 4.0f),
         "1=8 2=8 4=64 5=100f 6=0.5f 7=0.25f 8=2f 9=32f 10=4f 11=1 12=2 13=1");
     struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, a, a, a, mask, 0.5f, 8.0f, 30.0f);
     CHECK_OK(gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32));
@@ -609,19 +629,22 @@ TEST(op_params_by_slot) {
     y = gcuda_conv_transpose_2d_p0(ctx, k, b, 3);
     CHECK_OK(gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32));
     check_slots(y, "0=3 7=10");
-    check_slots(gcuda_pool_2d(ctx, a, GCUDA_OP_POOL_AVG, 2, 3, 1, 2, 0.5f, 1.25f), "0=1 1=2 2=3 3=1 4=2 6=1 7=0.5f 8=0.25f");
+    check_slots(
+        gcuda_pool_2d(ctx, a, GCUDA_OP_POOL_AVG, 2, 3, 1, 2, 0.5f, 1.25f), "0=1 1=2 2=3 3=1 4=2 6=1 7=0.5f 8=0.25f");
     CHECK(gcuda_context_error(ctx)[0] == '\0');
     gcuda_free(ctx);
 }
 
 static bool same_node(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return a != NULL && b != NULL && a->op == b->op && a->type == b->type && gcuda_are_same_shape(a, b)
-        && (a->view_src == NULL) == (b->view_src == NULL) && memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
+    return a != NULL && b != NULL && a->op == b->op && a->type == b->type && gcuda_are_same_shape(a, b) &&
+           (a->view_src == NULL) == (b->view_src == NULL) &&
+           memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
 }
 
 TEST(other_names_and_scalars) { // constructors that are another one under its older name, and those of a single number
     struct gcuda_context * ctx = op_context();
-    struct gcuda_tensor * x = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 8, 2, 6), * pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 6);
+    struct gcuda_tensor *x = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 8, 2, 6),
+                        *pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 6);
     CHECK(same_node(gcuda_rope_custom(ctx, x, pos, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f),
         gcuda_rope_ext(ctx, x, pos, NULL, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f)));
     CHECK(same_node(gcuda_rope_custom_inplace(ctx, x, pos, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f),
@@ -634,7 +657,7 @@ TEST(other_names_and_scalars) { // constructors that are another one under its o
     gcuda_free(ctx);
     const struct gcuda_init_params params = { 0, NULL, false };
     ctx = gcuda_init(params);
-    const struct gcuda_tensor * i = gcuda_new_i32(ctx, -70000), * f = gcuda_new_f32(ctx, 0.375f);
+    const struct gcuda_tensor *i = gcuda_new_i32(ctx, -70000), *f = gcuda_new_f32(ctx, 0.375f);
     REQUIRE(i != NULL && f != NULL);
     CHECK(i->type == GCUDA_TYPE_I32 && *(const int32_t *) i->data == -70000);
     CHECK(f->type == GCUDA_TYPE_F32 && *(const float *) f->data == 0.375f && gcuda_is_scalar(f));
@@ -646,9 +669,9 @@ TEST(finite_check_names_the_node) {
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     REQUIRE(ctx != NULL && cpu != NULL && op_backends_ready());
     float inf = HUGE_VALF;
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4), * b = gcuda_set_name(plus(ctx, a), "fine");
-    struct gcuda_tensor * c = gcuda_set_name(gcuda_map_custom1(ctx, b, add_one, 1, &inf), "exploded"),
-        * d = gcuda_set_name(plus(ctx, c), "later");
+    struct gcuda_tensor *a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4), *b = gcuda_set_name(plus(ctx, a), "fine");
+    struct gcuda_tensor *c = gcuda_set_name(gcuda_map_custom1(ctx, b, add_one, 1, &inf), "exploded"),
+                        *d = gcuda_set_name(plus(ctx, c), "later");
     struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
     REQUIRE(d != NULL && g != NULL && CHECK_OK(gcuda_build_forward_expand(g, d)));
     gcuda_backend_buffer_t buf = op_place(ctx);
@@ -673,8 +696,8 @@ static gcuda_status whole_life(void) {
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     gcuda_backend_buffer_t buf = NULL;
     if (ctx && cpu && gcuda_backend_cpu_set_n_threads(cpu, 3) == GCUDA_STATUS_SUCCESS) {
-        struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 512, 64),
-            * y = gcuda_rms_norm(ctx, plus(ctx, a), 1e-5f);
+        struct gcuda_tensor *a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 512, 64),
+                            *y = gcuda_rms_norm(ctx, plus(ctx, a), 1e-5f);
         struct gcuda_cgraph * g = gcuda_new_graph(ctx);
         if (g && y && gcuda_build_forward_expand(g, y) == GCUDA_STATUS_SUCCESS) {
             buf = gcuda_backend_alloc_ctx_tensors(ctx, cpu);
@@ -753,10 +776,10 @@ TEST(start_stop_start) {
     CHECK_EQ_I(gcuda_version(), GCUDA_VERSION);
     for (int i = 0; i < 3; ++i) {
         CHECK(gcuda_backend_dev_count() >= 1 && gcuda_backend_dev_by_name("CPU") != NULL);
-        CHECK(gcuda_backend_dev_by_name("cpu") == gcuda_backend_dev_by_name("CPU")
-            && gcuda_backend_dev_by_name("CPU ") == NULL);
-        CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL
-            && gcuda_backend_dev_by_name("cP0") == NULL);
+        CHECK(gcuda_backend_dev_by_name("cpu") == gcuda_backend_dev_by_name("CPU") &&
+              gcuda_backend_dev_by_name("CPU ") == NULL);
+        CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL &&
+              gcuda_backend_dev_by_name("cP0") == NULL);
         CHECK_EQ_I(gcuda_cpu_get_isa(), best);
         CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_SCALAR)); // forgotten, like the allocator and the log
         gcuda_set_allocator(&counting);

@@ -8,8 +8,9 @@
 #include <xmmintrin.h>
 #endif
 
-// The manual's 10 ms, of processor time because a busy machine may take any time to do nothing. Instrumented and emulated
-// builds take ten times as long. A machine that shares its cores slows processor time too: the best of some tries counts.
+// The manual's 10 ms, of processor time because a busy machine may take any time to do nothing. Instrumented and
+// emulated builds take ten times as long. A machine that shares its cores slows processor time too: the best of some
+// tries counts.
 static double allowed_ms(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(_WIN32) // there clock() is wall time
     return 100.0;
@@ -21,7 +22,7 @@ enum { MAX_TRIES = 40 }; // a busy machine delays a question now and then
 
 struct net { // y = soft_max(w x), large enough for some tenths of a second
     struct gcuda_context * ctx;
-    struct gcuda_tensor * w, * x, * y;
+    struct gcuda_tensor *w, *x, *y;
     struct gcuda_cgraph * graph;
 };
 
@@ -33,7 +34,7 @@ static struct net make_net(int64_t n) {
     m.x = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, n, n);
     m.y = gcuda_mul_mat(m.ctx, m.w, m.x);
     m.graph = gcuda_new_graph(m.ctx);
-    float * w = gcuda_get_data_f32(m.w), * x = gcuda_get_data_f32(m.x);
+    float *w = gcuda_get_data_f32(m.w), *x = gcuda_get_data_f32(m.x);
     for (int64_t i = 0; i < n * n; ++i) {
         w[i] = (float) (i % 13) - 6.0f;
         x[i] = (float) (i % 7) - 3.0f;
@@ -75,8 +76,10 @@ TEST(a_long_node_is_aborted) {
             best_ms = late_ms < best_ms ? late_ms : best_ms;
             best_apart_ms = apart_ms < best_apart_ms ? apart_ms : best_apart_ms;
         }
-        CHECK_MSG(best_ms < limit_ms, "%d threads: %.1f ms of processor time after the word to stop", n_threads, best_ms);
-        CHECK_MSG(best_apart_ms < limit_ms, "%d threads: asked every %.1f ms of processor time", n_threads, best_apart_ms);
+        CHECK_MSG(
+            best_ms < limit_ms, "%d threads: %.1f ms of processor time after the word to stop", n_threads, best_ms);
+        CHECK_MSG(
+            best_apart_ms < limit_ms, "%d threads: asked every %.1f ms of processor time", n_threads, best_apart_ms);
         CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, NULL, NULL)); // usable afterwards
         CHECK_OK(gcuda_backend_graph_compute(cpu, m.graph));
         gcuda_backend_free(cpu);
@@ -95,18 +98,32 @@ static struct gcuda_tensor * zeros(
 static struct gcuda_tensor * long_sum(struct gcuda_context * ctx, int which) {
     const int64_t n = 12000000, side = 4000;
     switch (which) {
-        case 0: return gcuda_get_rows_back(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 2 * n, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 2 * n, 1, 1, 1),
-            zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1));
-        case 1: return gcuda_out_prod(ctx, zeros(ctx, GCUDA_TYPE_F32, 8, n, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 4, n, 1, 1));
-        case 2: return gcuda_conv_2d_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), 1, 1, 0, 0, 1, 1);
-        case 3: return gcuda_conv_2d_dw_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1), zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1),
-            1, 1, 0, 0, 1, 1);
-        case 4: return gcuda_conv_transpose_2d_p0(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 2 * n), zeros(ctx, GCUDA_TYPE_F32, 1, 1, 2 * n, 1), 1);
-        case 5: return gcuda_rope(ctx, zeros(ctx, GCUDA_TYPE_F32, n / 12, 1, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 1, 1, 1, 1), (int) n / 12, 0);
-        case 6: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1)); // of columns
-        case 7: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_Q4_0, 1 << 20, 16, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1 << 20, 8, 1, 1));
-        default: return gcuda_set_rows(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n / 4, 1, 1),
-            zeros(ctx, GCUDA_TYPE_I64, n / 4, 1, 1, 1));
+        case 0:
+            return gcuda_get_rows_back(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 2 * n, 1, 1),
+                zeros(ctx, GCUDA_TYPE_I32, 2 * n, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1));
+        case 1:
+            return gcuda_out_prod(ctx, zeros(ctx, GCUDA_TYPE_F32, 8, n, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 4, n, 1, 1));
+        case 2:
+            return gcuda_conv_2d_direct(
+                ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), 1, 1, 0, 0, 1, 1);
+        case 3:
+            return gcuda_conv_2d_dw_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1),
+                zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1), 1, 1, 0, 0, 1, 1);
+        case 4:
+            return gcuda_conv_transpose_2d_p0(
+                ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 2 * n), zeros(ctx, GCUDA_TYPE_F32, 1, 1, 2 * n, 1), 1);
+        case 5:
+            return gcuda_rope(ctx, zeros(ctx, GCUDA_TYPE_F32, n / 12, 1, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 1, 1, 1, 1),
+                (int) n / 12, 0);
+        // of columns
+        case 6:
+            return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1));
+        case 7:
+            return gcuda_mul_mat(
+                ctx, zeros(ctx, GCUDA_TYPE_Q4_0, 1 << 20, 16, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1 << 20, 8, 1, 1));
+        default:
+            return gcuda_set_rows(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1),
+                zeros(ctx, GCUDA_TYPE_F32, 1, n / 4, 1, 1), zeros(ctx, GCUDA_TYPE_I64, n / 4, 1, 1, 1));
     }
 }
 
@@ -155,15 +172,13 @@ TEST(a_long_sum_asks_in_between) {
 static struct gcuda_tensor * long_item(struct gcuda_context * ctx, int which) {
     const int64_t n_tokens = 60000, size = 512;
     struct gcuda_tensor * in[6];
-    if (which == 0) {
-        return gcuda_top_k(ctx, gcuda_arange(ctx, 0.0f, 2e7f, 1.0f), 1000);
-    }
+    if (which == 0) { return gcuda_top_k(ctx, gcuda_arange(ctx, 0.0f, 2e7f, 1.0f), 1000); }
     if (which == 1) {
         struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8000, 8000);
         return gcuda_solve_tri(ctx, a, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 8000), true, true, false);
     }
     for (int i = 0; i < 6; ++i) { in[i] = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, size, 1, i == 0 ? n_tokens : 1); }
-    struct gcuda_tensor * x = in[0], * state = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, size * size, 1);
+    struct gcuda_tensor *x = in[0], *state = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, size * size, 1);
     switch (which) { // a block of the values is an item: the first asks within itself
         case 2: return gcuda_rwkv_wkv6(ctx, x, x, x, in[1], x, state);
         case 3: return gcuda_rwkv_wkv7(ctx, x, x, x, x, x, x, state);
@@ -270,8 +285,8 @@ TEST(a_graph_has_a_floating_point_environment_of_its_own) {
     enum { N = 1 << 20 };
     const struct gcuda_init_params params = { 0, NULL, false };
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * y = gcuda_scale(ctx, x, 1.0f / 3.0f);
-    struct gcuda_tensor * w = gcuda_reshape_2d(ctx, x, 1024, N / 1024), * z = gcuda_mul_mat(ctx, w, w);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), *y = gcuda_scale(ctx, x, 1.0f / 3.0f);
+    struct gcuda_tensor *w = gcuda_reshape_2d(ctx, x, 1024, N / 1024), *z = gcuda_mul_mat(ctx, w, w);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     struct gcuda_threadpool_params wanted = gcuda_threadpool_params_default(4);
     struct gcuda_threadpool * before = gcuda_threadpool_new(&wanted);
@@ -323,7 +338,7 @@ TEST(the_environment_of_a_custom_operation_ends_with_it) {
     enum { N = 4096 };
     const struct gcuda_init_params params = { 0, NULL, false };
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * want = gcuda_scale(ctx, x, 1.0f / 3.0f);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), *want = gcuda_scale(ctx, x, 1.0f / 3.0f);
     struct gcuda_tensor * got = gcuda_scale(ctx, gcuda_map_custom1(ctx, x, custom_of_a_game, 4, NULL), 1.0f / 3.0f);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     fenv_t usual;
@@ -342,7 +357,7 @@ TEST(the_environment_of_a_custom_operation_ends_with_it) {
 // Tensors without elements have no data; under -fsanitize=undefined this also says what memset is given.
 TEST(nothing_is_set_and_copied) {
     const struct gcuda_init_params params = { 0, NULL, false }, no_alloc = { 0, NULL, true };
-    struct gcuda_context * ctx = gcuda_init(params), * without = gcuda_init(no_alloc);
+    struct gcuda_context *ctx = gcuda_init(params), *without = gcuda_init(no_alloc);
     struct gcuda_tensor * none = gcuda_new_tensor_2d(without, GCUDA_TYPE_F32, 0, 4);
     struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
@@ -353,7 +368,8 @@ TEST(nothing_is_set_and_copied) {
     struct gcuda_tensor * y = gcuda_concat(ctx, zeros(ctx, GCUDA_TYPE_F32, 2, 3, 3, 1), view, 3);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cont(ctx, view)));
-    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cpy(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 0, 4))));
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_cpy(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4),
+                                                   gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 0, 4))));
     CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 2));
     gcuda_free(without);
     gcuda_free(ctx);
@@ -406,7 +422,8 @@ TEST(buffers_over_memory_of_the_caller) {
 // A node that cannot run is named before anything runs.
 TEST(a_graph_is_refused_as_a_whole) {
     struct net m = make_net(32);
-    struct gcuda_tensor * iq = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_IQ2_XXS, 256, 4), * src = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, 256, 4);
+    struct gcuda_tensor *iq = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_IQ2_XXS, 256, 4),
+                        *src = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, 256, 4);
     struct gcuda_tensor * bad = gcuda_set_name(gcuda_cpy(m.ctx, src, iq), "no quantizer");
     REQUIRE(bad != NULL);
     CHECK_OK(gcuda_build_forward_expand(m.graph, bad));

@@ -1,5 +1,6 @@
-// The main job's own code (examples/digits.c) under test: bit-identical training on any number of threads, gradients summed
-// over several passes, clipping, every host allocation failing in turn from model to reloaded file, damaged weight files.
+// The main job's own code (examples/digits.c) under test: bit-identical training on any number of threads, gradients
+// summed over several passes, clipping, every host allocation failing in turn from model to reloaded file, damaged
+// weight files.
 #define GCUDA_IMPLEMENTATION
 #define main digits_main
 #include "../examples/digits.c"
@@ -28,17 +29,22 @@ TEST(data_is_whole) {
     for (int i = 0; i < DIGITS_COUNT; ++i) {
         const char * text = digits_data[i];
         bool good = strlen(text) == 2 + N_PIXELS && text[0] >= '0' && text[0] <= '9' && text[1] == ':';
-        for (int k = 2; good && text[k]; ++k) { good = (text[k] >= '0' && text[k] <= '9') || (text[k] >= 'A' && text[k] <= 'G'); }
+        for (int k = 2; good && text[k]; ++k) {
+            good = (text[k] >= '0' && text[k] <= '9') || (text[k] >= 'A' && text[k] <= 'G');
+        }
         CHECK_MSG(good, "digit %d is '%s'", i, text);
         if (good) { per_class[text[0] - '0']++; }
     }
-    for (int c = 0; c < N_CLASSES; ++c) { CHECK_MSG(per_class[c] > 170 && per_class[c] < 190, "%d of class %d", per_class[c], c); }
+    for (int c = 0; c < N_CLASSES; ++c) {
+        CHECK_MSG(per_class[c] > 170 && per_class[c] < 190, "%d of class %d", per_class[c], c);
+    }
 }
 
 // =====================================================================================================================
 // >>training
 // =====================================================================================================================
-static gcuda_status train_some(gcuda_backend_t cpu, struct model * m, struct network * net, int n_steps, double * loss) {
+static gcuda_status train_some(
+    gcuda_backend_t cpu, struct model * m, struct network * net, int n_steps, double * loss) {
     struct trainer t;
     unsigned long long seed = 5;
     TRY(made(cpu));
@@ -100,7 +106,7 @@ struct gradients {
     struct network net;
     struct gcuda_context * ctx; // of the accumulators
     gcuda_backend_buffer_t buffer;
-    struct gcuda_tensor * acc[N_PARAMS], * grad[N_PARAMS], * norm;
+    struct gcuda_tensor *acc[N_PARAMS], *grad[N_PARAMS], *norm;
 };
 
 static gcuda_status make_accumulators(struct gradients * g) {
@@ -178,20 +184,24 @@ static gcuda_status pass(struct gradients * g, int first) {
 
 static float * values_of(const struct gcuda_tensor * t) {
     float * v = (float *) malloc(gcuda_nbytes(t));
-    if (v != NULL && !CHECK_OK(gcuda_backend_tensor_get(t, v, 0, gcuda_nbytes(t)))) { memset(v, 0xFF, gcuda_nbytes(t)); }
+    if (v != NULL && !CHECK_OK(gcuda_backend_tensor_get(t, v, 0, gcuda_nbytes(t)))) {
+        memset(v, 0xFF, gcuda_nbytes(t));
+    }
     return v;
 }
 
-static void check_scaled(struct gcuda_tensor * const * a, struct gcuda_tensor * const * b, double factor, double tolerance, const char * what) {
+static void check_scaled(struct gcuda_tensor * const * a, struct gcuda_tensor * const * b, double factor,
+    double tolerance, const char * what) {
     for (int i = 0; i < N_PARAMS; ++i) { // a == factor * b, up to tolerance of the largest element
-        float * x = values_of(a[i]), * y = values_of(b[i]);
+        float *x = values_of(a[i]), *y = values_of(b[i]);
         double worst = 0.0, largest = 0.0;
         for (int64_t k = 0; x && y && k < gcuda_nelements(a[i]); ++k) {
             const double d = fabs((double) x[k] - factor * (double) y[k]);
             worst = d > worst || isnan(d) ? d : worst;
             largest = fmax(largest, fabs(factor * (double) y[k]));
         }
-        CHECK_MSG(largest > 0.0 && worst <= tolerance * largest, "%s: parameter %d is off by %g of %g", what, i, worst, largest);
+        CHECK_MSG(largest > 0.0 && worst <= tolerance * largest, "%s: parameter %d is off by %g of %g", what, i, worst,
+            largest);
         free(x);
         free(y);
     }
@@ -258,7 +268,8 @@ TEST(gradients_are_clipped_to_a_norm) {
 // =====================================================================================================================
 // >>files   weights saved and loaded again
 // =====================================================================================================================
-static gcuda_status test_reloaded(const struct model * m, enum gcuda_type type, gcuda_backend_t cpu, struct result * r) {
+static gcuda_status test_reloaded(
+    const struct model * m, enum gcuda_type type, gcuda_backend_t cpu, struct result * r) {
     struct model again;
     memset(&again, 0, sizeof again);
     FILE * f = tmpfile();
@@ -286,8 +297,8 @@ TEST(reloaded_weights_keep_the_accuracy) {
         CHECK_MSG(trained.accuracy > 0.7, "%.4f right after 40 steps", trained.accuracy);
         for (int i = 0; i < 2; ++i) {
             if (!CHECK_OK(test_reloaded(&m, types[i], cpu, &again))) { continue; }
-            CHECK_MSG(fabs(again.accuracy - trained.accuracy) <= 0.01, "%s: %.4f right, %.4f before", gcuda_type_name(types[i]),
-                again.accuracy, trained.accuracy);
+            CHECK_MSG(fabs(again.accuracy - trained.accuracy) <= 0.01, "%s: %.4f right, %.4f before",
+                gcuda_type_name(types[i]), again.accuracy, trained.accuracy);
         }
     }
     network_free(&net);
@@ -339,7 +350,8 @@ TEST(the_main_job_survives_every_failed_allocation) {
         fault_end(&fault);
         fclose(f);
         CHECK_MSG(fault.live == 0, "allocation %d failed and left %ld alive", k, fault.live);
-        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !fault.fired, "allocation %d failed and the status is %d", k, (int) st);
+        CHECK_MSG(
+            (st == GCUDA_STATUS_SUCCESS) == !fault.fired, "allocation %d failed and the status is %d", k, (int) st);
         CHECK_MSG(!fault.fired || gcuda_last_error()[0] != '\0', "allocation %d failed without a message", k);
         if (!fault.fired) {
             CHECK_MSG(k > 20, "%d allocations only", k - 1);

@@ -1,5 +1,6 @@
-// GGUF files: a table of damaged ones and the message of each, round trips of every type, split files, loading to backends, every
-// allocation failing in turn, files beyond 4 GiB. tests/oracle/gguf_files.py compares with the PyPI package gguf.
+// GGUF files: a table of damaged ones and the message of each, round trips of every type, split files, loading to
+// backends, every allocation failing in turn, files beyond 4 GiB. tests/oracle/gguf_files.py compares with the PyPI
+// package gguf.
 #include "fuzz/fuzz_gguf.c"
 
 #include "sched-test.h"
@@ -36,11 +37,12 @@ static void put_text(struct file * f, const char * text, size_t n) {
 }
 
 static bool put_word(struct file * f, const char * w, size_t n) {
-    const char * colon = (const char *) memchr(w, ':', n), * v = colon != NULL ? colon + 1 : w + n;
+    const char *colon = (const char *) memchr(w, ':', n), *v = colon != NULL ? colon + 1 : w + n;
     const size_t n_v = (size_t) (w + n - v), n_name = colon != NULL ? (size_t) (colon - w) : n;
     const uint64_t number = *v == '-' ? (uint64_t) strtoll(v, NULL, 0) : strtoull(v, NULL, 0);
     char name[8] = "";
     memcpy(name, w, n_name < 7 ? n_name : 7);
+    // clang-format off
     if (strcmp(name, "magic") == 0) { put(f, "GGUF", 4); return true; }
     if (strcmp(name, "u8") == 0) { put(f, &number, 1); return true; }
     if (strcmp(name, "u16") == 0) { put(f, &number, 2); return true; }
@@ -51,6 +53,7 @@ static bool put_word(struct file * f, const char * w, size_t n) {
     if (strcmp(name, "nul") == 0) { put_u64(f, n_v + 1); put(f, v, n_v); put(f, "", 1); return true; }
     if (strcmp(name, "zero") == 0) { put_zeros(f, (size_t) number); return true; }
     if (strcmp(name, "pad") == 0) { put_zeros(f, (size_t) ((number - f->n % number) % number)); return true; }
+    // clang-format on
     if (strcmp(name, "rep") == 0) {
         const size_t times = (size_t) strtoull(v + 2, NULL, 0);
         put_u64(f, times);
@@ -75,7 +78,9 @@ static struct file file_of(const char * words) {
 #define INFO(name, n_dims, dims, type, offset) "str:" #name " u32:" #n_dims " " dims " u32:" #type " u64:" #offset " "
 #define F32_4 INFO(a, 1, "u64:4", 0, 0)
 
-static const struct bad_file { const char * words, * message; } bad_files[] = {
+static const struct bad_file {
+    const char *words, *message;
+} bad_files[] = {
     // the header
     { "", "magic takes 4 bytes, and 0 are left" },
     { "raw:GGU", "magic takes 4 bytes, and 3 are left" },
@@ -88,8 +93,10 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { "magic u32:0x03000000 u64:0 u64:0", "a big-endian file (version 0x03000000)" },
     { "magic u32:0x02000000 u64:0 u64:0", "a big-endian file" },
     { "magic u32:3 u64:0 u32:0", "number of pairs takes 8 bytes, and 4 are left" },
-    { "magic u32:3 u64:0x1000000000000000 u64:0 zero:1000", "1152921504606846976 tensors of at least 25 bytes each, and 1000 bytes are left" },
-    { "magic u32:3 u64:0 u64:0x1000000000000000 zero:1000", "1152921504606846976 pairs of at least 14 bytes each, and 1000 bytes are left" },
+    { "magic u32:3 u64:0x1000000000000000 u64:0 zero:1000",
+        "1152921504606846976 tensors of at least 25 bytes each, and 1000 bytes are left" },
+    { "magic u32:3 u64:0 u64:0x1000000000000000 zero:1000",
+        "1152921504606846976 pairs of at least 14 bytes each, and 1000 bytes are left" },
     { "magic u32:3 u64:-1 u64:0 zero:100", "18446744073709551615 tensors" },
     { "magic u32:3 u64:0 u64:-1 zero:100", "18446744073709551615 pairs" },
     { "magic u32:3 u64:41 u64:0 zero:1000", "41 tensors of at least 25 bytes each" },
@@ -102,7 +109,8 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(0, 1) "rep:k*65536 u32:4 u32:1", "key of 65536 bytes, at most 65535" },
     { HEAD(0, 1) "nul:key u32:4 u32:1", "key 'key' has a zero byte in it" },
     { HEAD(0, 2) "str:key u32:4 u32:1 str:key u32:5 u32:1", "key 'key' occurs twice (pair 1)" },
-    { HEAD(0, 2) "str:\033[2Jkey u32:4 u32:1 str:\033[2Jkey u32:5 u32:1", "key '?[2Jkey' occurs twice" }, // nothing for a terminal
+    // nothing for a terminal
+    { HEAD(0, 2) "str:\033[2Jkey u32:4 u32:1 str:\033[2Jkey u32:5 u32:1", "key '?[2Jkey' occurs twice" },
     { HEAD(0, 1) "str:abcd", "1 pairs of at least 14 bytes each, and 12 bytes are left" },
     { HEAD(0, 1) "str:abcdefgh zero:2", "value type takes 4 bytes, and 2 are left" },
     // values
@@ -110,18 +118,22 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(0, 1) "str:key u32:-1 u64:0", "value type 4294967295 does not exist" },
     { HEAD(0, 1) "str:key u32:10 u32:7", "value takes 8 bytes, and 4 are left" },
     { HEAD(0, 1) "str:key u32:7 u8:2", "key 'key': bool 0 is 2, want 0 or 1" },
-    { HEAD(0, 1) "str:key u32:8 len:0x1000000000000000 zero:9", "a string of 1152921504606846976 bytes, and 9 are left" },
+    { HEAD(0, 1) "str:key u32:8 len:0x1000000000000000 zero:9",
+        "a string of 1152921504606846976 bytes, and 9 are left" },
     { HEAD(0, 1) "str:key u32:8 len:0x80000000 zero:9", "a string of 2147483648 bytes, and 9 are left" },
     { HEAD(0, 1) "str:key u32:8 zero:4", "a string takes 8 bytes, and 4 are left" },
     // arrays
     { HEAD(0, 1) "str:key u32:9 u32:13 u64:1 u64:0", "type of array elements 13 does not exist" },
     { HEAD(0, 1) "str:key u32:9 u32:99 u64:0x1000000000000000 u64:0", "type of array elements 99 does not exist" },
     { HEAD(0, 1) "str:key u32:9 u32:9 u64:1 u32:4 u64:1 u32:5", "key 'key': an array of arrays" },
-    { HEAD(0, 1) "str:key u32:9 u32:0 u64:0x1000000000000000 zero:100", "1152921504606846976 elements (u8) of the array of key 'key'" },
-    { HEAD(0, 1) "str:key u32:9 u32:8 u64:0x1000000000000000 zero:1024", "1152921504606846976 elements (str) of the array of key 'key'" },
+    { HEAD(0, 1) "str:key u32:9 u32:0 u64:0x1000000000000000 zero:100",
+        "1152921504606846976 elements (u8) of the array of key 'key'" },
+    { HEAD(0, 1) "str:key u32:9 u32:8 u64:0x1000000000000000 zero:1024",
+        "1152921504606846976 elements (str) of the array of key 'key'" },
     { HEAD(0, 1) "str:key u32:9 u32:10 u64:0x2000000000000000 zero:100", "2305843009213693952 elements (u64)" },
     { HEAD(0, 1) "str:key u32:9 u32:11 u64:-1 zero:100", "18446744073709551615 elements (i64)" },
-    { HEAD(0, 1) "str:key u32:9 u32:4 u64:26 zero:100", "26 elements (u32) of the array of key 'key' of at least 4 bytes each, and 100" },
+    { HEAD(0, 1) "str:key u32:9 u32:4 u64:26 zero:100",
+        "26 elements (u32) of the array of key 'key' of at least 4 bytes each, and 100" },
     { HEAD(0, 1) "str:key u32:9 u32:7 u64:3 u8:0 u8:1 u8:3", "key 'key': bool 2 is 3, want 0 or 1" },
     { HEAD(0, 1) "str:key u32:9 u32:8 u64:2 str:ok len:9 zero:8", "a string of 9 bytes, and 8 are left" },
     { HEAD(0, 1) "str:key u32:9 u32:8 u64:2 len:4 zero:8", "a string takes 8 bytes, and 4 are left" },
@@ -137,14 +149,17 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(1, 0) "rep:t*64 u32:1 u64:4 u32:0 u64:0 zero:64", "name of a tensor of 64 bytes, at most 63" },
     { HEAD(1, 0) "len:0x8000000000000000 zero:64", "name of a tensor of 9223372036854775808 bytes" },
     { HEAD(1, 0) "nul:t u32:1 u64:4 u32:0 u64:0 zero:64", "name of a tensor 't' has a zero byte in it" },
-    { HEAD(1, 0) INFO(a, 5, "u64:1 u64:1 u64:1 u64:1 u64:1", 0, 0) "zero:64", "tensor 'a' has 5 dimensions, at most 4" },
+    { HEAD(1, 0) INFO(a, 5, "u64:1 u64:1 u64:1 u64:1 u64:1", 0, 0) "zero:64",
+        "tensor 'a' has 5 dimensions, at most 4" },
     { HEAD(1, 0) INFO(a, 0xffffffff, "u64:1", 0, 0) "zero:64", "tensor 'a' has 4294967295 dimensions" },
     { HEAD(1, 0) INFO(a, 1, "u64:-1", 0, 0) "zero:64", "tensor 'a': shape [-1, 1, 1, 1]" },
-    { HEAD(1, 0) INFO(a, 1, "u64:0x3fffffffffffffff", 0, 0) "zero:64", "tensor 'a': shape [4611686018427387903, 1, 1, 1] of type f32 is negative or too large" },
+    { HEAD(1, 0) INFO(a, 1, "u64:0x3fffffffffffffff", 0, 0) "zero:64",
+        "tensor 'a': shape [4611686018427387903, 1, 1, 1] of type f32 is negative or too large" },
     { HEAD(1, 0) INFO(a, 1, "u64:0x4000000000000000", 0, 0) "zero:64", "is negative or too large" },
     { HEAD(1, 0) INFO(a, 2, "u64:0x100000000 u64:0x100000000", 0, 0) "zero:64", "is negative or too large" },
     { HEAD(1, 0) INFO(a, 3, "u64:0 u64:0x4000000000000000 u64:16", 0, 0) "zero:64", "is negative or too large" },
-    { HEAD(1, 0) INFO(a, 1, "u64:33", 2, 0) "zero:64", "tensor 'a': rows of 33 elements are not whole blocks of 32 (q4_0)" },
+    { HEAD(1, 0) INFO(a, 1, "u64:33", 2, 0) "zero:64",
+        "tensor 'a': rows of 33 elements are not whole blocks of 32 (q4_0)" },
     { HEAD(1, 0) INFO(a, 1, "u64:32", 4, 0) "zero:64", "type 4 is q4_2, which GGUF has retired" },
     { HEAD(1, 0) INFO(a, 1, "u64:32", 31, 0) "zero:64", "type 31 is q4_0_4_4" },
     { HEAD(1, 0) INFO(a, 1, "u64:256", 34, 0) "zero:64", "type 34 is tq1_0; gcuda has no such type" },
@@ -154,18 +169,24 @@ static const struct bad_file { const char * words, * message; } bad_files[] = {
     { HEAD(2, 0) F32_4 INFO(a, 1, "u64:4", 0, 32) "pad:32 zero:48", "tensor 'a' occurs twice (tensor 1)" },
     // offsets and sizes
     { HEAD(1, 0) INFO(a, 1, "u64:4", 0, 1) "zero:96", "tensor 'a' at offset 1 leaves a gap or is not aligned; want 0" },
-    { HEAD(1, 0) INFO(a, 1, "u64:4", 0, 0xfffffffffffffff0) "zero:96", "tensor 'a' at offset 18446744073709551600 leaves a gap" },
-    { HEAD(2, 0) F32_4 INFO(b, 1, "u64:4", 0, 0) "zero:96", "tensor 'b' at offset 0 overlaps the tensor before it; want 32" },
-    { HEAD(2, 0) F32_4 INFO(b, 1, "u64:4", 0, 16) "zero:96", "tensor 'b' at offset 16 leaves a gap or is not aligned; want 32" },
+    { HEAD(1, 0) INFO(a, 1, "u64:4", 0, 0xfffffffffffffff0) "zero:96",
+        "tensor 'a' at offset 18446744073709551600 leaves a gap" },
+    { HEAD(2, 0) F32_4 INFO(b, 1, "u64:4", 0, 0) "zero:96",
+        "tensor 'b' at offset 0 overlaps the tensor before it; want 32" },
+    { HEAD(2, 0) F32_4 INFO(b, 1, "u64:4", 0, 16) "zero:96",
+        "tensor 'b' at offset 16 leaves a gap or is not aligned; want 32" },
     { HEAD(2, 0) F32_4 INFO(b, 1, "u64:4", 0, 64) "zero:96", "tensor 'b' at offset 64 leaves a gap" },
     { HEAD(1, 0) F32_4 "pad:32 zero:15", "tensor data of 16 bytes begins at byte 64, and the file ends at byte 79" },
     { HEAD(1, 0) F32_4, "tensor data of 16 bytes begins at byte 64, and the file ends at byte 57" },
     { HEAD(1, 0) INFO(a, 1, "u64:0x1000000000", 0, 0) "pad:32 zero:64", "tensor data of 274877906944 bytes" },
-    { HEAD(3, 0) INFO(a, 1, "u64:0x7fffffffffffffff", 24, 0) INFO(b, 1, "u64:0x7fffffffffffffff", 24, 0x8000000000000000) INFO(c, 1, "u64:4", 0, 0) "zero:64",
+    { HEAD(3, 0) INFO(a, 1, "u64:0x7fffffffffffffff", 24, 0)
+            INFO(b, 1, "u64:0x7fffffffffffffff", 24, 0x8000000000000000) INFO(c, 1, "u64:4", 0, 0) "zero:64",
         "tensor 'c' of 16 bytes: the sizes of the tensors add up to more than 2^64" },
-    { HEAD(2, 0) INFO(a, 1, "u64:0x7fffffffffffffe0", 24, 0) INFO(b, 1, "u64:0x7fffffffffffffff", 24, 0x7fffffffffffffe0) "zero:64",
+    { HEAD(2, 0) INFO(a, 1, "u64:0x7fffffffffffffe0", 24, 0)
+            INFO(b, 1, "u64:0x7fffffffffffffff", 24, 0x7fffffffffffffe0) "zero:64",
         "tensor data of 18446744073709551583 bytes" },
-    { HEAD(1, 1) "str:general.alignment u32:4 u32:1048576 " F32_4 "zero:64", "tensor data of 16 bytes begins at byte 1048576" },
+    { HEAD(1, 1) "str:general.alignment u32:4 u32:1048576 " F32_4 "zero:64",
+        "tensor data of 16 bytes begins at byte 1048576" },
     // not all there
     { HEAD(1, 0) "str:abcdefghi u32:1 u32:4", "shape of a tensor takes 8 bytes, and 4 are left" },
     { HEAD(1, 0) "str:abcdefghijk u32:0 u16:4", "type of a tensor takes 4 bytes, and 2 are left" },
@@ -189,8 +210,8 @@ static char * temp_path(const char * ending) { // freed by the caller; a name th
 #else
     if (dir == NULL) { dir = "/tmp"; }
 #endif
-    snprintf(path, 600, "%s/gcuda-gguf-%llx-%llx-%d%s", dir, (unsigned long long) gcuda_time_us(), (unsigned long long) (uintptr_t) path, n++,
-        ending);
+    snprintf(path, 600, "%s/gcuda-gguf-%llx-%llx-%d%s", dir, (unsigned long long) gcuda_time_us(),
+        (unsigned long long) (uintptr_t) path, n++, ending);
     return path;
 }
 
@@ -305,7 +326,8 @@ TEST(no_files) {
     free(path);
 }
 
-static size_t read_short(void * userdata, void * output, uint64_t offset, size_t n_bytes) { // the source ends after 40 bytes
+// the source ends after 40 bytes
+static size_t read_short(void * userdata, void * output, uint64_t offset, size_t n_bytes) {
     if (offset >= 40) { return 0; }
     const size_t n = offset + n_bytes > 40 ? (size_t) (40 - offset) : n_bytes;
     return fuzz_read(userdata, output, offset, n);
@@ -339,10 +361,17 @@ TEST(callbacks) {
 // >>sample   a file with every value type, arrays of each, tensors of several types and shapes
 // =====================================================================================================================
 static const char * const sample_texts[4] = { "", "one", "zwei \xc3\xa9", "a longer one, of more than sixteen bytes" };
-static const struct sample_tensor { const char * name; enum gcuda_type type; int64_t ne[4]; } sample_tensors[] = {
-    { "token_embd.weight", GCUDA_TYPE_Q4_1, { 64, 5, 1, 1 } }, { "blk.0.attn_q.weight", GCUDA_TYPE_F32, { 3, 5, 1, 1 } },
-    { "blk.0.ffn.bias", GCUDA_TYPE_F16, { 7, 1, 1, 1 } }, { "empty", GCUDA_TYPE_F32, { 0, 3, 1, 1 } },
-    { "blk.1.attn_q.weight", GCUDA_TYPE_Q6_K, { 256, 2, 3, 1 } }, { "blk.1.ffn.bias", GCUDA_TYPE_I8, { 1, 1, 1, 1 } },
+static const struct sample_tensor {
+    const char * name;
+    enum gcuda_type type;
+    int64_t ne[4];
+} sample_tensors[] = {
+    { "token_embd.weight", GCUDA_TYPE_Q4_1, { 64, 5, 1, 1 } },
+    { "blk.0.attn_q.weight", GCUDA_TYPE_F32, { 3, 5, 1, 1 } },
+    { "blk.0.ffn.bias", GCUDA_TYPE_F16, { 7, 1, 1, 1 } },
+    { "empty", GCUDA_TYPE_F32, { 0, 3, 1, 1 } },
+    { "blk.1.attn_q.weight", GCUDA_TYPE_Q6_K, { 256, 2, 3, 1 } },
+    { "blk.1.ffn.bias", GCUDA_TYPE_I8, { 1, 1, 1, 1 } },
     { "output.weight", GCUDA_TYPE_BF16, { 2, 2, 2, 3 } },
 };
 enum { N_SAMPLE_TENSORS = sizeof sample_tensors / sizeof sample_tensors[0] };
@@ -395,13 +424,17 @@ static uint8_t * sample_bytes(uint32_t alignment, size_t * size) {
     const struct gcuda_init_params init = { 0, NULL, true };
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
     struct gcuda_context * ctx = g != NULL ? gcuda_init(init) : NULL;
-    uint8_t * data[N_SAMPLE_TENSORS], * out = NULL;
+    uint8_t *data[N_SAMPLE_TENSORS], *out = NULL;
     gcuda_status st = ctx != NULL ? sample_pairs(g) : GCUDA_STATUS_ALLOC_FAILED;
-    if (st == GCUDA_STATUS_SUCCESS && alignment != 0) { st = gcuda_gguf_set_val_u32(g, "general.alignment", alignment); }
+    if (st == GCUDA_STATUS_SUCCESS && alignment != 0) {
+        st = gcuda_gguf_set_val_u32(g, "general.alignment", alignment);
+    }
     for (int i = 0; i < N_SAMPLE_TENSORS; ++i) {
         const struct sample_tensor * s = &sample_tensors[i];
         data[i] = sample_data(i);
-        struct gcuda_tensor * t = st == GCUDA_STATUS_SUCCESS ? gcuda_new_tensor_4d(ctx, s->type, s->ne[0], s->ne[1], s->ne[2], s->ne[3]) : NULL;
+        struct gcuda_tensor * t = st == GCUDA_STATUS_SUCCESS
+                                      ? gcuda_new_tensor_4d(ctx, s->type, s->ne[0], s->ne[1], s->ne[2], s->ne[3])
+                                      : NULL;
         if (t == NULL) { st = GCUDA_STATUS_ALLOC_FAILED; }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_add_tensor(g, gcuda_set_name(t, s->name)); }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_tensor_data(g, s->name, data[i], sample_size(i)); }
@@ -439,11 +472,11 @@ static void check_texts(const struct gcuda_gguf_context * g) {
     CHECK_EQ_I(gcuda_gguf_get_arr_type(g, gcuda_gguf_find_key(g, "no texts")), GCUDA_GGUF_TYPE_STRING);
 }
 
-#define CHECK_VALUE(name, ctype, want)                                                                        \
-    do {                                                                                                      \
-        ctype v = 0;                                                                                          \
-        CHECK_OK(gcuda_gguf_get_val_##name(g, gcuda_gguf_find_key(g, #name), &v));                            \
-        CHECK(v == (want));                                                                                   \
+#define CHECK_VALUE(name, ctype, want)                                             \
+    do {                                                                           \
+        ctype v = 0;                                                               \
+        CHECK_OK(gcuda_gguf_get_val_##name(g, gcuda_gguf_find_key(g, #name), &v)); \
+        CHECK(v == (want));                                                        \
     } while (0)
 
 static void check_values(const struct gcuda_gguf_context * g) {
@@ -477,7 +510,7 @@ static void check_tensors(const struct opened * o) {
         const struct sample_tensor * s = &sample_tensors[i];
         const int64_t id = gcuda_gguf_find_tensor(o->g, s->name);
         const size_t size = sample_size(i);
-        uint8_t * want = sample_data(i), * got = (uint8_t *) malloc(size + 1);
+        uint8_t *want = sample_data(i), *got = (uint8_t *) malloc(size + 1);
         CHECK_EQ_I(id, i);
         CHECK_EQ_I(gcuda_gguf_get_tensor_type(o->g, id), s->type);
         CHECK_EQ_I(gcuda_gguf_get_tensor_size(o->g, id), size);
@@ -554,7 +587,8 @@ TEST(cut_files) {
     for (size_t n = 0; n <= size; ++n) {
         struct opened o;
         open_as(&o, FROM_MEMORY, bytes, n, false);
-        CHECK_MSG((o.g != NULL) == (n >= end), "%llu of %llu bytes: %s", (unsigned long long) n, (unsigned long long) size, gcuda_last_error());
+        CHECK_MSG((o.g != NULL) == (n >= end), "%llu of %llu bytes: %s", (unsigned long long) n,
+            (unsigned long long) size, gcuda_last_error());
         open_end(&o);
     }
     free(bytes);
@@ -600,7 +634,8 @@ static struct gcuda_gguf_context * sample_values(void) {
 
 TEST(wrong_types) {
     struct gcuda_gguf_context * g = sample_values();
-    const int64_t u8 = gcuda_gguf_find_key(g, "u8"), texts = gcuda_gguf_find_key(g, "texts"), u16s = gcuda_gguf_find_key(g, "u16s");
+    const int64_t u8 = gcuda_gguf_find_key(g, "u8"), texts = gcuda_gguf_find_key(g, "texts"),
+                  u16s = gcuda_gguf_find_key(g, "u16s");
     uint32_t v = 77;
     const char * text = "untouched";
     const void * data = NULL;
@@ -621,12 +656,16 @@ TEST(wrong_types) {
     CHECK_EQ_I(gcuda_gguf_get_arr_data(g, texts, GCUDA_GGUF_TYPE_STRING, &data, NULL), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(gcuda_gguf_get_val_data(g, u8, GCUDA_GGUF_TYPE_COUNT, &data), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(gcuda_gguf_get_arr_str(g, u16s, 0, &text, NULL), GCUDA_STATUS_INVALID_ARGUMENT);
-    CHECK(data == NULL && gcuda_gguf_get_key(g, 19) == NULL && gcuda_gguf_find_key(g, "absent") == -1 && gcuda_gguf_find_key(g, NULL) == -1);
+    CHECK(data == NULL && gcuda_gguf_get_key(g, 19) == NULL && gcuda_gguf_find_key(g, "absent") == -1 &&
+          gcuda_gguf_find_key(g, NULL) == -1);
     CHECK_EQ_I(gcuda_gguf_get_kv_type(g, 19), GCUDA_GGUF_TYPE_COUNT);
     CHECK_EQ_I(gcuda_gguf_get_arr_type(g, u8), GCUDA_GGUF_TYPE_COUNT);
-    CHECK(strcmp(gcuda_gguf_type_name(GCUDA_GGUF_TYPE_FLOAT64), "f64") == 0 && strcmp(gcuda_gguf_type_name((enum gcuda_gguf_type) 77), "invalid") == 0);
-    CHECK(gcuda_gguf_get_n_kv(NULL) == 0 && gcuda_gguf_get_n_tensors(NULL) == 0 && gcuda_gguf_find_tensor(NULL, "a") == -1);
-    CHECK(gcuda_gguf_get_tensor_name(g, 0) == NULL && gcuda_gguf_get_tensor_type(g, 0) == GCUDA_TYPE_COUNT && gcuda_gguf_get_tensor_part(g, 0) == -1);
+    CHECK(strcmp(gcuda_gguf_type_name(GCUDA_GGUF_TYPE_FLOAT64), "f64") == 0 &&
+          strcmp(gcuda_gguf_type_name((enum gcuda_gguf_type) 77), "invalid") == 0);
+    CHECK(gcuda_gguf_get_n_kv(NULL) == 0 && gcuda_gguf_get_n_tensors(NULL) == 0 &&
+          gcuda_gguf_find_tensor(NULL, "a") == -1);
+    CHECK(gcuda_gguf_get_tensor_name(g, 0) == NULL && gcuda_gguf_get_tensor_type(g, 0) == GCUDA_TYPE_COUNT &&
+          gcuda_gguf_get_tensor_part(g, 0) == -1);
     gcuda_gguf_free(g);
 }
 
@@ -702,7 +741,7 @@ TEST(zero_bytes_in_strings) { // kept, and refused where a C string is wanted
 }
 
 TEST(changes) {
-    struct gcuda_gguf_context * g = sample_values(), * h = gcuda_gguf_init_empty();
+    struct gcuda_gguf_context *g = sample_values(), *h = gcuda_gguf_init_empty();
     int64_t id = -2;
     uint32_t v = 0;
     static const uint8_t bools[2] = { 1, 2 };
@@ -740,7 +779,8 @@ TEST(changes) {
     CHECK_EQ_I(gcuda_gguf_set_val_str(g, "a", NULL), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(gcuda_gguf_set_arr_data(g, "a", GCUDA_GGUF_TYPE_BOOL, bools, 2), GCUDA_STATUS_INVALID_DATA);
     CHECK_EQ_I(gcuda_gguf_set_arr_data(g, "a", GCUDA_GGUF_TYPE_STRING, bools, 2), GCUDA_STATUS_INVALID_ARGUMENT);
-    CHECK_EQ_I(gcuda_gguf_set_arr_data(g, "a", GCUDA_GGUF_TYPE_UINT64, bools, UINT64_C(1) << 61), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(gcuda_gguf_set_arr_data(g, "a", GCUDA_GGUF_TYPE_UINT64, bools, UINT64_C(1) << 61),
+        GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(gcuda_gguf_set_arr_data(g, "a", GCUDA_GGUF_TYPE_UINT8, NULL, 2), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(gcuda_gguf_find_key(g, "a"), -1);
     long_key[65535] = '\0';
@@ -778,7 +818,7 @@ TEST(many_keys) { // found, ordered and removed, whatever order they come in
 // =====================================================================================================================
 TEST(tensors_to_write) {
     const struct gcuda_init_params init = { 0, NULL, false }, no_data = { 0, NULL, true };
-    struct gcuda_context * ctx = gcuda_init(init), * placed = gcuda_init(no_data);
+    struct gcuda_context *ctx = gcuda_init(init), *placed = gcuda_init(no_data);
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
     struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 3, 2), "a");
     struct gcuda_tensor * b = gcuda_set_name(gcuda_new_tensor_1d(placed, GCUDA_TYPE_I32, 5), "b");
@@ -788,7 +828,7 @@ TEST(tensors_to_write) {
     float values[6] = { 1, 2, 3, 4, 5, 6 }, more[64];
     char name[70];
     memcpy(a->data, values, sizeof values);
-    CHECK_OK(gcuda_gguf_add_tensor(g, bare)); // before it has a place
+    CHECK_OK(gcuda_gguf_add_tensor(g, bare));                                     // before it has a place
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(placed, toy); // in memory that nobody else can read
     CHECK_OK(gcuda_backend_tensor_set(b, numbers, 0, sizeof numbers));
     CHECK_OK(gcuda_gguf_add_tensor(g, a));
@@ -893,7 +933,7 @@ TEST(write_ways) { // all give the same bytes
 
 TEST(mapped_tensors_are_copies) { // writing into one leaves the file alone
     size_t size = 0;
-    uint8_t * bytes = sample_bytes(0, &size), * again = (uint8_t *) malloc(size);
+    uint8_t *bytes = sample_bytes(0, &size), *again = (uint8_t *) malloc(size);
     struct opened o;
     REQUIRE(bytes != NULL);
     open_as(&o, FROM_PATH, bytes, size, false);
@@ -927,9 +967,10 @@ static bool count_progress(uint64_t done, uint64_t total, void * user_data) {
 // Does the tensor of the sample hold its bytes?
 static bool holds_sample(const struct gcuda_context * ctx, int i) {
     const size_t size = sample_size(i);
-    uint8_t * want = sample_data(i), * got = (uint8_t *) malloc(size + 1);
-    const bool is_same = gcuda_backend_tensor_get(gcuda_get_tensor(ctx, sample_tensors[i].name), got, 0, size) == GCUDA_STATUS_SUCCESS &&
-                         memcmp(want, got, size) == 0;
+    uint8_t *want = sample_data(i), *got = (uint8_t *) malloc(size + 1);
+    const bool is_same =
+        gcuda_backend_tensor_get(gcuda_get_tensor(ctx, sample_tensors[i].name), got, 0, size) == GCUDA_STATUS_SUCCESS &&
+        memcmp(want, got, size) == 0;
     free(want);
     free(got);
     return is_same;
@@ -970,7 +1011,8 @@ TEST(load_one_backend) {
                 const struct gcuda_tensor * t = gcuda_get_tensor(o.ctx, "output.weight");
                 const bool points = t->data == gcuda_gguf_get_tensor_data(o.g, gcuda_gguf_find_tensor(o.g, t->name));
                 CHECK(points == (way < 2 && (s == FROM_MEMORY || s == FROM_PATH)) || s == FROM_PATH_COPY);
-                CHECK(progress.is_orderly && progress.last == gcuda_gguf_get_data_size(o.g) && progress.total == progress.last);
+                CHECK(progress.is_orderly && progress.last == gcuda_gguf_get_data_size(o.g) &&
+                      progress.total == progress.last);
                 CHECK(view->data == (char *) gcuda_get_tensor(o.ctx, "blk.0.attn_q.weight")->data + 12);
             }
             gcuda_backend_buffer_free(buffer);
@@ -991,7 +1033,7 @@ TEST(load_refused) {
     gcuda_backend_buffer_t buffer = NULL;
     REQUIRE(bytes != NULL);
     open_as(&o, FROM_CALLBACK, bytes, size, true);
-    struct gcuda_context * ctx = gcuda_init(init), * full = gcuda_init(with_data);
+    struct gcuda_context *ctx = gcuda_init(init), *full = gcuda_init(with_data);
     gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F16, 7), "blk.0.ffn.bias");
     CHECK_OK(gcuda_gguf_load(o.g, ctx, NULL, &buffer)); // some of the file's
     CHECK(holds_sample(ctx, 2));
@@ -1069,7 +1111,8 @@ TEST(load_stopped) { // by the callback at every call, by a device at every call
     free(bytes);
 }
 
-// Of n_blocks blocks of two tensors each, 1 KiB a block, between an embedding and an output of 4 KiB each. In memory, freed by the caller.
+// Of n_blocks blocks of two tensors each, 1 KiB a block, between an embedding and an output of 4 KiB each. In memory,
+// freed by the caller.
 static uint8_t * layers_bytes(int n_blocks, size_t * size) {
     const struct gcuda_init_params init = { 0, NULL, false };
     struct gcuda_context * ctx = gcuda_init(init);
@@ -1078,7 +1121,11 @@ static uint8_t * layers_bytes(int n_blocks, size_t * size) {
         const bool is_block = i >= 0 && i < n_blocks;
         for (int k = 0; k < (is_block ? 2 : 1); ++k) {
             struct gcuda_tensor * t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, is_block ? 128 : 1024);
-            if (is_block) { gcuda_format_name(t, "blk.%d.%s", i, k ? "up" : "down"); } else { gcuda_set_name(t, i < 0 ? "token_embd" : "output"); }
+            if (is_block) {
+                gcuda_format_name(t, "blk.%d.%s", i, k ? "up" : "down");
+            } else {
+                gcuda_set_name(t, i < 0 ? "token_embd" : "output");
+            }
             gcuda_set_f32(t, (float) (10 * i + k));
             CHECK_OK(gcuda_gguf_add_tensor(g, t));
         }
@@ -1101,7 +1148,8 @@ static int place_of(const struct gcuda_context * ctx, const char * name, const g
 }
 
 static gcuda_backend_buffer_type_t choose_output(const struct gcuda_tensor * tensor, void * user_data) {
-    return strcmp(tensor->name, "output") == 0 ? gcuda_backend_get_default_buffer_type((gcuda_backend_t) user_data) : NULL;
+    return strcmp(tensor->name, "output") == 0 ? gcuda_backend_get_default_buffer_type((gcuda_backend_t) user_data)
+                                               : NULL;
 }
 
 TEST(load_over_backends) {
@@ -1109,10 +1157,19 @@ TEST(load_over_backends) {
     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 64, false, true);
     REQUIRE(sched != NULL);
     // toys have 1 MiB each: what the reserve leaves of it, in KiB, and the blocks that are expected with each
-    static const struct { int left, n_blocks, on_cpu, on_first, on_second; bool is_chosen; } cases[] = {
-        // 4 KiB of embedding, 16 of blocks, 4 of output: all of it; just; without the embedding; without four blocks too; none
-        { 800, 16, 0, 8, 8, false }, { 12, 16, 0, 8, 8, false }, { 10, 16, 0, 10, 6, false }, { 8, 16, 4, 8, 4, false },
-        { 1, 6, 6, 0, 0, false }, { 0, 3, 3, 0, 0, false }, { 800, 16, 0, 6, 10, true },
+    static const struct {
+        int left, n_blocks, on_cpu, on_first, on_second;
+        bool is_chosen;
+    } cases[] = {
+        // 4 KiB of embedding, 16 of blocks, 4 of output: all of it; just; without the embedding; without four blocks
+        // too; none
+        { 800, 16, 0, 8, 8, false },
+        { 12, 16, 0, 8, 8, false },
+        { 10, 16, 0, 10, 6, false },
+        { 8, 16, 4, 8, 4, false },
+        { 1, 6, 6, 0, 0, false },
+        { 0, 3, 3, 0, 0, false },
+        { 800, 16, 0, 6, 10, true },
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; ++c) {
         size_t size = 0;
@@ -1133,7 +1190,7 @@ TEST(load_over_backends) {
             snprintf(down, sizeof down, "blk.%d.down", i);
             snprintf(up, sizeof up, "blk.%d.up", i);
             const int at = place_of(o.ctx, down, backends, 3);
-            CHECK_EQ_I(at, place_of(o.ctx, up, backends, 3)); // a block is not divided
+            CHECK_EQ_I(at, place_of(o.ctx, up, backends, 3));              // a block is not divided
             CHECK(at == last || (last == 2 && at >= 0) || at == last + 1); // in order: the CPU, then each device
             last = at;
             n_at[at >= 0 ? at : 0]++;
@@ -1172,8 +1229,10 @@ TEST(split_names) {
     CHECK_EQ_I(gcuda_gguf_split_path(NULL, 0, "m", 0, 1), 21);
     CHECK_EQ_I(gcuda_gguf_split_path(text, 5, "model", 0, 3), 25); // cut
     CHECK(strcmp(text, "mode") == 0);
-    CHECK(gcuda_gguf_split_path(text, sizeof text, "m", 3, 3) == 0 && gcuda_gguf_split_path(text, sizeof text, "m", -1, 3) == 0);
-    CHECK(gcuda_gguf_split_path(text, sizeof text, NULL, 0, 3) == 0 && gcuda_gguf_split_path(text, sizeof text, "m", 0, 70000) == 0);
+    CHECK(gcuda_gguf_split_path(text, sizeof text, "m", 3, 3) == 0 &&
+          gcuda_gguf_split_path(text, sizeof text, "m", -1, 3) == 0);
+    CHECK(gcuda_gguf_split_path(text, sizeof text, NULL, 0, 3) == 0 &&
+          gcuda_gguf_split_path(text, sizeof text, "m", 0, 70000) == 0);
     CHECK_EQ_I(gcuda_gguf_split_prefix(text, sizeof text, "dir/model-00002-of-00012.gguf", 1, 12), 9);
     CHECK(strcmp(text, "dir/model") == 0);
     CHECK_EQ_I(gcuda_gguf_split_prefix(text, 4, "dir/model-00002-of-00012.gguf", 1, 12), 9);
@@ -1186,7 +1245,7 @@ TEST(split_names) {
 TEST(split_files) {
     size_t size = 0;
     uint8_t * bytes = sample_bytes(64, &size);
-    char * prefix = temp_path(""), path[700];
+    char *prefix = temp_path(""), path[700];
     struct opened o, parts;
     int count = 0;
     REQUIRE(bytes != NULL);
@@ -1231,27 +1290,43 @@ TEST(split_files) {
     free(bytes);
 }
 
-static const struct bad_split { const char * parts[3], * message; int opened; gcuda_status st; } bad_splits[] = {
+static const struct bad_split {
+    const char *parts[3], *message;
+    int opened;
+    gcuda_status st;
+} bad_splits[] = {
 #define SPLIT(n_t, no, count) HEAD(n_t, 2) "str:split.no u32:2 u16:" #no " str:split.count u32:2 u16:" #count " "
 #define TENSOR(name) INFO(name, 1, "u64:4", 0, 0) "pad:32 zero:16"
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "-00003-of-00003.gguf cannot be opened", 0, GCUDA_STATUS_IO },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(a) }, "tensor 'a' occurs twice (tensor 2)", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 2, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "says that it is part 2 of 3, counted from 0; want part 1 of 3", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 4) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "part 1 of 4", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 3) TENSOR(a), HEAD(1, 0) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) "zero:9" }, "1 tensors of at least 25 bytes each, and 9", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "is part 1 of 3, counted from 0: open the first one", 1, GCUDA_STATUS_INVALID_DATA },
-    { { HEAD(1, 1) "str:split.count u32:2 u16:3 " TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },
-    { { HEAD(1, 1) "str:split.count u32:8 str:3 " TENSOR(a), NULL, NULL }, "key 'split.count' is str, want an integer", 0, GCUDA_STATUS_INVALID_DATA },
-    { { SPLIT(1, 0, 4) TENSOR(a), NULL, NULL }, "whose name has to end in -00001-of-00004.gguf", 0, GCUDA_STATUS_INVALID_DATA },
-    { { HEAD(1, 3) "str:split.no u32:2 u16:0 str:split.count u32:2 u16:3 str:split.tensors.count u32:5 u32:4 " TENSOR(a), SPLIT(1, 1, 3) TENSOR(b),
-        SPLIT(1, 2, 3) TENSOR(c) }, "split.tensors.count is 4, and its 3 parts have 3 tensors", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL }, "-00003-of-00003.gguf cannot be opened", 0,
+        GCUDA_STATUS_IO },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(a) },
+        "tensor 'a' occurs twice (tensor 2)", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 2, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) },
+        "says that it is part 2 of 3, counted from 0; want part 1 of 3", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 4) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "part 1 of 4", 0,
+        GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), HEAD(1, 0) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) }, "key 'split.no' is missing", 0,
+        GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) "zero:9" },
+        "1 tensors of at least 25 bytes each, and 9", 0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 3) TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) },
+        "is part 1 of 3, counted from 0: open the first one", 1, GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 1) "str:split.count u32:2 u16:3 " TENSOR(a), SPLIT(1, 1, 3) TENSOR(b), NULL },
+        "key 'split.no' is missing", 0, GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 1) "str:split.count u32:8 str:3 " TENSOR(a), NULL, NULL }, "key 'split.count' is str, want an integer",
+        0, GCUDA_STATUS_INVALID_DATA },
+    { { SPLIT(1, 0, 4) TENSOR(a), NULL, NULL }, "whose name has to end in -00001-of-00004.gguf", 0,
+        GCUDA_STATUS_INVALID_DATA },
+    { { HEAD(1, 3) "str:split.no u32:2 u16:0 str:split.count u32:2 u16:3 str:split.tensors.count u32:5 u32:4 " TENSOR(
+            a),
+          SPLIT(1, 1, 3) TENSOR(b), SPLIT(1, 2, 3) TENSOR(c) },
+        "split.tensors.count is 4, and its 3 parts have 3 tensors", 0, GCUDA_STATUS_INVALID_DATA },
 };
 
 TEST(bad_splits) {
     for (size_t i = 0; i < sizeof bad_splits / sizeof bad_splits[0]; ++i) {
         for (int copy = 0; copy < 2; ++copy) {
-            char * prefix = temp_path(""), path[700];
+            char *prefix = temp_path(""), path[700];
             gcuda_status st = GCUDA_STATUS_SUCCESS;
             struct gcuda_context * ctx = NULL;
             struct fault fault;
@@ -1300,7 +1375,7 @@ static gcuda_status read_all(enum source s, const void * bytes, size_t size) {
 
 static gcuda_status write_all(const void * bytes, size_t size) { // changes, split files
     struct opened o;
-    char * prefix = temp_path(""), path[700];
+    char *prefix = temp_path(""), path[700];
     int count = 0;
     open_as(&o, FROM_CALLBACK, bytes, size, true);
     gcuda_status st = o.st;
@@ -1339,10 +1414,13 @@ TEST(allocations_fail) {
             struct fault f;
             fault_begin(&f, k);
             gcuda_clear_last_error();
-            const gcuda_status st = way < N_SOURCES ? read_all((enum source) way, bytes, size) : way == N_SOURCES ? write_all(bytes, size) : make_all();
+            const gcuda_status st = way < N_SOURCES    ? read_all((enum source) way, bytes, size)
+                                    : way == N_SOURCES ? write_all(bytes, size)
+                                                       : make_all();
             CHECK_EQ_I(f.live, 0);
             fault_end(&f);
-            CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "way %d, allocation %ld: status %d, %s", way, k, (int) st, gcuda_last_error());
+            CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "way %d, allocation %ld: status %d, %s", way, k,
+                (int) st, gcuda_last_error());
             CHECK(st == GCUDA_STATUS_SUCCESS || st == GCUDA_STATUS_ALLOC_FAILED);
             if (!f.fired) { break; }
             CHECK_HAS(gcuda_last_error(), "out of memory");
@@ -1371,7 +1449,8 @@ TEST(beyond_4_gib) {
     const uint64_t at = gcuda_gguf_get_meta_size(g) + gcuda_gguf_get_tensor_offset(g, 1);
     CHECK(at > UINT64_C(1) << 32);
     FILE * f = fopen(path, "r+b");
-    const bool is_written = f != NULL && fseek(f, (long) at, SEEK_SET) == 0 && fwrite(numbers, sizeof numbers, 1, f) == 1;
+    const bool is_written =
+        f != NULL && fseek(f, (long) at, SEEK_SET) == 0 && fwrite(numbers, sizeof numbers, 1, f) == 1;
     if (f == NULL || fclose(f) != 0 || !is_written) {
         test_skip("the file system has no such files");
     } else {
@@ -1382,13 +1461,15 @@ TEST(beyond_4_gib) {
             FILE * file = k == 1 ? fopen(path, "rb") : NULL;
             int32_t got[2] = { 0, 0 };
             p.no_alloc = k == 1;
-            struct gcuda_gguf_context * r = k == 0 ? gcuda_gguf_init_from_file(path, p) : gcuda_gguf_init_from_file_ptr(file, p);
+            struct gcuda_gguf_context * r =
+                k == 0 ? gcuda_gguf_init_from_file(path, p) : gcuda_gguf_init_from_file_ptr(file, p);
             if (CHECK_OK(st)) {
                 CHECK_OK(gcuda_gguf_read_tensor(r, 1, got, 0, sizeof got));
                 CHECK(got[0] == numbers[0] && got[1] == numbers[1]);
                 const struct gcuda_tensor * t = gcuda_get_tensor(tensors, "after");
                 CHECK(k == 1 || gcuda_get_i32_1d(t, 1) == -7);
-                CHECK(k == 1 || (const char *) t->data - (const char *) gcuda_get_tensor(tensors, "large")->data == n_large + 29);
+                CHECK(k == 1 ||
+                      (const char *) t->data - (const char *) gcuda_get_tensor(tensors, "large")->data == n_large + 29);
             }
             gcuda_free(tensors);
             gcuda_gguf_free(r);

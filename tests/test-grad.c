@@ -16,9 +16,9 @@ struct grad_case {
     int n_in;
     int n_params; // the first n_params sources get a gradient
     int64_t ne[MAX_IN][4];
-    double lo, hi; // of the values
-    double bound;  // 0: 1e-4
-    double h;      // 0: 0.01
+    double lo, hi;          // of the values
+    double bound;           // 0: 1e-4
+    double h;               // 0: 0.01
     int64_t n_rows_indexed; // > 0: the last source holds I32 indices below this; -1: all values well apart
 };
 
@@ -38,7 +38,8 @@ struct grad_run {
 
 // ---------------------------------------------------------------------------------------------------- one case
 // types: of the sources; NULL: all F32
-static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const struct grad_case * g, const enum gcuda_type * types) {
+static bool grad_make(
+    struct grad_run * r, struct gcuda_backend * backend, const struct grad_case * g, const enum gcuda_type * types) {
     const struct gcuda_init_params params = { 4u << 20, NULL, true };
     memset(r, 0, sizeof *r);
     r->g = g;
@@ -117,7 +118,8 @@ static bool grad_fill(struct grad_run * r) {
         }
         for (int64_t i = 0; i < n; ++i) {
             const double place = (double) ((first + i * 37) % n) / (double) n; // a permutation: n has no factor 37
-            const double any = rng_between(&rng, r->g->lo, r->g->hi), drawn = r->is_coarse ? floor(any * 64.0) / 64.0 : any;
+            const double any = rng_between(&rng, r->g->lo, r->g->hi),
+                         drawn = r->is_coarse ? floor(any * 64.0) / 64.0 : any;
             const float v = (float) (r->g->n_rows_indexed < 0 ? r->g->lo + place * (r->g->hi - r->g->lo) : drawn);
             const int32_t row = (int32_t) rng_below(&rng, r->g->n_rows_indexed);
             if (r->types[k] == GCUDA_TYPE_I32) {
@@ -196,7 +198,8 @@ static void grad_case_run(
     struct grad_run r;
     snprintf(name, sizeof name, "%s/%s", test, g->name);
     for (int k = 0; types != NULL && k < g->n_in; ++k) {
-        snprintf(name + strlen(name), sizeof name - strlen(name), "%c%s", k == 0 ? '/' : ',', gcuda_type_name(types[k]));
+        snprintf(
+            name + strlen(name), sizeof name - strlen(name), "%c%s", k == 0 ? '/' : ',', gcuda_type_name(types[k]));
     }
     if (!test_case_begin(name)) { return; }
     const bool is_made = grad_make(&r, backend, g, types);
@@ -220,50 +223,59 @@ static void grad_cases_run(const char * test, const struct grad_case * cases, si
 #define RUN_CASES(test, cases) grad_cases_run(test, cases, sizeof cases / sizeof cases[0])
 
 // ---------------------------------------------------------------------------------------------------- graphs
-#define BUILD(ident, expr)                                                                                   \
+#define BUILD(ident, expr) \
     static struct gcuda_tensor * build_##ident(struct gcuda_context * ctx, struct gcuda_tensor ** in) { return expr; }
 #define UNARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0]))
 #define BINARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0], in[1]))
 
-UNARY(sqr)
-UNARY(sqrt) UNARY(log) UNARY(sin) UNARY(cos) UNARY(abs) UNARY(sgn) UNARY(neg) UNARY(step) UNARY(tanh) UNARY(elu)
-    UNARY(relu) UNARY(sigmoid) UNARY(gelu) UNARY(gelu_erf) UNARY(gelu_quick) UNARY(silu) UNARY(exp) UNARY(expm1) UNARY(
-        softplus) UNARY(hardswish) UNARY(hardsigmoid) BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
-        UNARY(sum) UNARY(sum_rows) UNARY(mean) BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(
-            repeat) BINARY(repeat_back) BINARY(mul_mat) BINARY(swiglu_split) BUILD(scale,
-            gcuda_scale(ctx, in[0], 0.75f)) BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f)) BUILD(norm,
-            gcuda_norm(ctx, in[0], 1e-5f)) BUILD(rms_norm, gcuda_rms_norm(ctx, in[0], 1e-5f)) BUILD(l2_norm,
-            gcuda_l2_norm(ctx, in[0], 1e-5f)) BUILD(soft_max, gcuda_soft_max(ctx, in[0])) BUILD(soft_max_ext,
-            gcuda_soft_max_ext(ctx, in[0], in[1], 0.5f, 0.0f)) BUILD(cross_entropy,
-            gcuda_cross_entropy_loss(ctx, in[0], gcuda_soft_max(ctx, in[1]))) BUILD(get_rows,
-            gcuda_get_rows(ctx, in[0], in[1])) BUILD(dup, gcuda_dup(ctx, in[0])) BUILD(cont,
-            gcuda_cont(ctx, in[0])) BUILD(reshape, gcuda_reshape_2d(ctx, in[0], 6, 20)) BUILD(permute,
-            gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 0, 3, 1))) BUILD(transpose,
-            gcuda_cont(ctx, gcuda_transpose(ctx, in[0]))) BUILD(view_rows,
-            gcuda_scale(ctx, gcuda_cont(ctx, gcuda_view_2d(ctx, in[0], 3, 2, in[0]->nb[1], in[0]->nb[1] + 4)),
-                2.0f)) BUILD(view_1d, gcuda_sqr(ctx, gcuda_view_1d(ctx, in[0], 7, 12))) BUILD(view_cube,
-            gcuda_cont(ctx, gcuda_view_4d(ctx, in[0], 3, 2, 2, 2, in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 8)))
-            BUILD(cpy, gcuda_cpy(ctx, gcuda_sqr(ctx, in[0]), in[1])) BUILD(
-                cast, gcuda_cast(ctx, gcuda_scale(ctx, in[0], 2.0f), GCUDA_TYPE_F32)) BUILD(concat_0,
-                gcuda_concat(ctx, in[0], in[1], 0)) BUILD(concat_1, gcuda_concat(ctx, in[0], in[1], 1)) BUILD(concat_2,
-                gcuda_concat(ctx, in[0], in[1], 2)) BUILD(concat_3, gcuda_concat(ctx, in[0], in[1], 3)) BUILD(acc,
-                gcuda_acc(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4)) BUILD(set,
-                gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4)) BUILD(set_1d,
-                gcuda_set_1d(ctx, in[0], in[1], 8)) BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
-                BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1))) BUILD(pad,
-                    gcuda_pad_ext(ctx, in[0], 1, 2, 0, 1, 2, 0, 1, 0)) BUILD(roll, gcuda_roll(ctx, in[0], 2, -1, 1, 0))
-                    BUILD(tri, gcuda_tri(ctx, in[0], GCUDA_TRI_TYPE_LOWER_DIAG))
-                        BUILD(group_norm, gcuda_group_norm(ctx, in[0], 2, 1e-5f)) BUILD(
-                            im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
-                            BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
-                                BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
-                                    BUILD(pool_avg, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_AVG, 3, 2, 2, 1, 1, 0))
-                                        BUILD(pool_max, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 2, 2, 2, 2, 0, 0))
-                                            BUILD(pool_max_overlap,
-                                                gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 3, 3, 1, 2, 1, 1))
+// clang-format off
+UNARY(sqr) UNARY(sqrt) UNARY(log) UNARY(sin) UNARY(cos)
+BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
+UNARY(sum) UNARY(sum_rows) UNARY(mean)
+BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(repeat) BINARY(repeat_back) BINARY(mul_mat)
+BINARY(swiglu_split)
+BUILD(scale, gcuda_scale(ctx, in[0], 0.75f))
+BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f))
+BUILD(norm, gcuda_norm(ctx, in[0], 1e-5f))
+BUILD(rms_norm, gcuda_rms_norm(ctx, in[0], 1e-5f))
+BUILD(l2_norm, gcuda_l2_norm(ctx, in[0], 1e-5f))
+BUILD(soft_max, gcuda_soft_max(ctx, in[0]))
+BUILD(soft_max_ext, gcuda_soft_max_ext(ctx, in[0], in[1], 0.5f, 0.0f))
+BUILD(cross_entropy, gcuda_cross_entropy_loss(ctx, in[0], gcuda_soft_max(ctx, in[1])))
+BUILD(get_rows, gcuda_get_rows(ctx, in[0], in[1]))
+BUILD(dup, gcuda_dup(ctx, in[0]))
+BUILD(cont, gcuda_cont(ctx, in[0]))
+BUILD(reshape, gcuda_reshape_2d(ctx, in[0], 6, 20))
+BUILD(permute, gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 0, 3, 1)))
+BUILD(transpose, gcuda_cont(ctx, gcuda_transpose(ctx, in[0])))
+BUILD(view_rows,
+    gcuda_scale(ctx, gcuda_cont(ctx, gcuda_view_2d(ctx, in[0], 3, 2, in[0]->nb[1], in[0]->nb[1] + 4)), 2.0f))
+BUILD(view_1d, gcuda_sqr(ctx, gcuda_view_1d(ctx, in[0], 7, 12)))
+BUILD(view_cube, gcuda_cont(ctx, gcuda_view_4d(ctx, in[0], 3, 2, 2, 2, in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 8)))
+BUILD(cpy, gcuda_cpy(ctx, gcuda_sqr(ctx, in[0]), in[1]))
+BUILD(cast, gcuda_cast(ctx, gcuda_scale(ctx, in[0], 2.0f), GCUDA_TYPE_F32))
+BUILD(concat_0, gcuda_concat(ctx, in[0], in[1], 0))
+BUILD(concat_1, gcuda_concat(ctx, in[0], in[1], 1))
+BUILD(concat_2, gcuda_concat(ctx, in[0], in[1], 2))
+BUILD(concat_3, gcuda_concat(ctx, in[0], in[1], 3))
+BUILD(acc, gcuda_acc(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
+BUILD(set, gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
+BUILD(set_1d, gcuda_set_1d(ctx, in[0], in[1], 8))
+BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
+BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1)))
+BUILD(pad, gcuda_pad_ext(ctx, in[0], 1, 2, 0, 1, 2, 0, 1, 0))
+BUILD(roll, gcuda_roll(ctx, in[0], 2, -1, 1, 0))
+BUILD(tri, gcuda_tri(ctx, in[0], GCUDA_TRI_TYPE_LOWER_DIAG))
+BUILD(group_norm, gcuda_group_norm(ctx, in[0], 2, 1e-5f))
+BUILD(im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
+BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
+BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
+BUILD(pool_avg, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_AVG, 3, 2, 2, 1, 1, 0))
+BUILD(pool_max, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 2, 2, 2, 2, 0, 0))
+BUILD(pool_max_overlap, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 3, 3, 1, 2, 1, 1))
+    // clang-format on
 
-                                                static struct gcuda_tensor * build_rope_mode(
-                                                    struct gcuda_context * ctx, struct gcuda_tensor ** in, int mode) {
+    static struct gcuda_tensor * build_rope_mode(struct gcuda_context * ctx, struct gcuda_tensor ** in, int mode) {
     int sections[4] = { 2, 1, 1, 0 };
     if (mode == 24) { sections[0] = 4, sections[1] = 4, sections[2] = 0; }
     const int n_dims = mode == 24 ? 8 : 8;
@@ -279,10 +291,6 @@ BUILD(rope_mrope, build_rope_mode(ctx, in, 8))
 BUILD(rope_vision, build_rope_mode(ctx, in, 24))
 BUILD(rope_imrope, build_rope_mode(ctx, in, 40))
 
-BUILD(floor, gcuda_add(ctx, gcuda_floor(ctx, in[0]), in[0]))
-BUILD(ceil, gcuda_add(ctx, gcuda_ceil(ctx, in[0]), in[0]))
-BUILD(round, gcuda_add(ctx, gcuda_round(ctx, in[0]), in[0]))
-BUILD(trunc, gcuda_add(ctx, gcuda_trunc(ctx, in[0]), in[0]))
 BUILD(fill, gcuda_add(ctx, gcuda_fill(ctx, in[0], 3.0f), in[0]))
 BUILD(rope_back, gcuda_rope_ext_back(ctx, in[0], in[1], NULL, 8, 2, 64, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f))
 
@@ -300,7 +308,7 @@ BUILD(add_transposed, gcuda_add(ctx, in[1], gcuda_transpose(ctx, in[0])))
 BUILD(sum_permuted, gcuda_sum_rows(ctx, gcuda_permute(ctx, in[0], 0, 2, 1, 3)))
 BUILD(mul_mat_views, gcuda_mul_mat(ctx, gcuda_permute(ctx, in[0], 0, 2, 1, 3), gcuda_permute(ctx, in[1], 0, 3, 1, 2)))
 BUILD(view_twice, gcuda_mul(ctx, gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 0),
-    gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 8))) // the views overlap
+                      gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 8))) // the views overlap
 BUILD(view_of_view, gcuda_sqr(ctx, gcuda_cont(ctx, gcuda_view_1d(ctx, gcuda_view_1d(ctx, in[0], 12, 16), 5, 8))))
 BUILD(square_of_itself, gcuda_mul(ctx, in[0], in[0]))
 BUILD(used_three_times, gcuda_sub(ctx, gcuda_mul(ctx, in[0], gcuda_exp(ctx, in[0])), gcuda_sqr(ctx, in[0])))
@@ -338,8 +346,8 @@ static struct gcuda_tensor * build_heads(struct gcuda_context * ctx, struct gcud
 
 // ---------------------------------------------------------------------------------------------------- fused attention
 // Sources: q, k, v, sinks, mask, of which some take part. A cast: only what takes part may be a parameter.
-static struct gcuda_tensor * flash_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, struct gcuda_tensor * sinks,
-    struct gcuda_tensor * mask, float max_bias, float softcap) {
+static struct gcuda_tensor * flash_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    struct gcuda_tensor * sinks, struct gcuda_tensor * mask, float max_bias, float softcap) {
     struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, in[0], in[1], in[2], mask, 0.5f, max_bias, softcap);
     if (sinks != NULL && gcuda_flash_attn_ext_add_sinks(y, sinks) != GCUDA_STATUS_SUCCESS) { return NULL; }
     return y;
@@ -357,51 +365,26 @@ static struct gcuda_tensor * build_flash_heads(struct gcuda_context * ctx, struc
     struct gcuda_tensor * q = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[0], in[2]), d, n_head, n_tokens);
     struct gcuda_tensor * k = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[1], in[2]), d, n_head_kv, n_tokens);
     struct gcuda_tensor * kt = gcuda_permute(ctx, k, 0, 2, 1, 3);
-    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, gcuda_permute(ctx, q, 0, 2, 1, 3), kt, kt, in[3], 0.5f, 0.0f, 0.0f);
+    struct gcuda_tensor * y =
+        gcuda_flash_attn_ext(ctx, gcuda_permute(ctx, q, 0, 2, 1, 3), kt, kt, in[3], 0.5f, 0.0f, 0.0f);
     return gcuda_reshape_2d(ctx, y, d * n_head, n_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------- tables
-#define SHAPE { 5, 4, 3, 2 }
-#define ONE(id, low, high) { #id, build_##id, 1, 1, { SHAPE }, low, high, 0, 0, 0 }
+#define SHAPE \
+    { 5, 4, 3, 2 }
+#define ONE(id, low, high) \
+    { #id, build_##id, 1, 1, { SHAPE }, low, high, 0, 0, 0 }
 
-TEST(grad_unary) { // ranges keep a step away from the kinks
+TEST(grad_unary) {
     static const struct grad_case cases[] = {
         ONE(sqr, -1, 1),
         ONE(sqrt, 1, 2),
         ONE(log, 1, 2),
-        ONE(abs, 0.1, 1),
-        ONE(sgn, 0.1, 1),
-        ONE(neg, -1, 1),
-        ONE(step, 0.1, 1),
-        ONE(tanh, -2, 2),
-        ONE(elu, 0.1, 1),
-        ONE(relu, 0.1, 1),
-        ONE(sigmoid, -2, 2),
-        ONE(gelu, 0.2, 2),
-        ONE(gelu_erf, 0.2, 2),
-        ONE(gelu_quick, 0.2, 2),
-        ONE(silu, 0.1, 2),
-        ONE(exp, -1, 1),
-        ONE(expm1, -1, 1),
-        ONE(softplus, -2, 2),
-        ONE(hardswish, -1, 1),
-        ONE(hardsigmoid, -1, 1),
         ONE(leaky_relu, 0.1, 1),
         ONE(scale, -1, 1),
         ONE(scale_bias, -1, 1),
-        { "relu/negative", build_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
-        { "abs/negative", build_abs, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
-        { "elu/negative", build_elu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "leaky_relu/negative", build_leaky_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
-        { "gelu/negative", build_gelu, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
-        { "gelu_erf/negative", build_gelu_erf, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
-        { "gelu_quick/negative", build_gelu_quick, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
-        { "silu/negative", build_silu, 1, 1, { SHAPE }, -4, -1.5, 0, 0, 0 },
-        { "floor", build_floor, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 }, // flat wherever there is a derivative
-        { "ceil", build_ceil, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 },
-        { "round", build_round, 1, 1, { SHAPE }, 0.6, 1.4, 0, 0, 0 },
-        { "trunc", build_trunc, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 },
         { "fill", build_fill, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "sin", build_sin, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
         { "cos", build_cos, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
@@ -409,15 +392,61 @@ TEST(grad_unary) { // ranges keep a step away from the kinks
     RUN_CASES("grad_unary", cases);
 }
 
-#define TWO(id, label, bnd, ...) { #id "/" label, build_##id, 2, 2, { SHAPE, __VA_ARGS__ }, 0.5, 1, bnd, 0, 0 }
-#define BROADCASTS(id, bnd)                                                                                            \
-    TWO(id, "same", bnd, SHAPE), TWO(id, "row", bnd, { 5, 1, 1, 1 }), TWO(id, "column", bnd, { 1, 4, 1, 1 }),          \
-        TWO(id, "plane", bnd, { 1, 1, 3, 1 }), TWO(id, "batch", bnd, { 1, 1, 1, 2 }),                                  \
+// Every activation and every gate of the registry: a new line of GCUDA_UNARY_OPS or GCUDA_GLU_OPS is tested as it is.
+// Values are 1/16 and more away from multiples of a half, where a kink may be, and cover -4 to 4, half of them in each
+// case.
+#define X(ID, value) BUILD(act_##ID, gcuda_unary(ctx, in[0], GCUDA_UNARY_OP_##ID))
+GCUDA_UNARY_OPS(X)
+#undef X
+#define X(ID, value, act) BUILD(gate_##ID, gcuda_glu_split(ctx, in[0], in[1], GCUDA_GLU_OP_##ID))
+GCUDA_GLU_OPS(X)
+#undef X
+
+#define EIGHTHS \
+    { 4, 4, 2, 1 }
+#define HALF_OF(id, label, n, low) \
+    { id label, build_##n, 1, 1, { EIGHTHS }, (low) + 0.0625, (low) + 4.0625, 0, 0, -1 }
+
+// Whether a backward graph of it may be refused: those of GCUDAI_STUCK, and the gate without an activation.
+static bool has_no_derivative(const char * name) { return strstr(name, "XIELU") || strstr(name, "SWIGLU_OAI"); }
+
+static void grad_registry_run(const char * test, const struct grad_case * cases, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        if (!has_no_derivative(cases[i].name)) { grad_cases_run(test, &cases[i], 1); }
+    }
+}
+
+TEST(grad_every_activation) {
+    static const struct grad_case cases[] = {
+#define X(ID, value) HALF_OF(#ID, "/negative", act_##ID, -4.0), HALF_OF(#ID, "/positive", act_##ID, 0.0),
+        GCUDA_UNARY_OPS(X)
+#undef X
+    };
+    grad_registry_run("grad_every_activation", cases, sizeof cases / sizeof cases[0]);
+}
+
+TEST(grad_every_gate) {
+    static const struct grad_case cases[] = {
+#define X(ID, value, act) { #ID, build_gate_##ID, 2, 2, { EIGHTHS, EIGHTHS }, -1.9375, 2.0625, 0, 0, -1 },
+        GCUDA_GLU_OPS(X)
+#undef X
+    };
+    grad_registry_run("grad_every_gate", cases, sizeof cases / sizeof cases[0]);
+}
+
+#define TWO(id, label, bnd, ...) \
+    { #id "/" label, build_##id, 2, 2, { SHAPE, __VA_ARGS__ }, 0.5, 1, bnd, 0, 0 }
+#define BROADCASTS(id, bnd)                                                                                   \
+    TWO(id, "same", bnd, SHAPE), TWO(id, "row", bnd, { 5, 1, 1, 1 }), TWO(id, "column", bnd, { 1, 4, 1, 1 }), \
+        TWO(id, "plane", bnd, { 1, 1, 3, 1 }), TWO(id, "batch", bnd, { 1, 1, 1, 2 }),                         \
         TWO(id, "scalar", bnd, { 1, 1, 1, 1 }), TWO(id, "half", bnd, { 5, 2, 3, 1 })
 
 TEST(grad_binary) {
     static const struct grad_case cases[] = {
-        BROADCASTS(add, 1e-4), BROADCASTS(sub, 1e-3), BROADCASTS(mul, 1e-3), BROADCASTS(div, 1e-3),
+        BROADCASTS(add, 1e-4),
+        BROADCASTS(sub, 1e-3),
+        BROADCASTS(mul, 1e-3),
+        BROADCASTS(div, 1e-3),
         { "add1", build_add1, 2, 2, { SHAPE, { 1, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
         { "swiglu_split", build_swiglu_split, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
         { "swiglu_fused", build_swiglu_fused, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
@@ -529,13 +558,19 @@ TEST(grad_networks) {
 TEST(grad_attention) {
     static const struct grad_case cases[] = {
         { "plain", build_flash_plain, 3, 3, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 } }, -1, 1, 0, 0.0625, 0 },
-        { "heads_of_k_and_v", build_flash_plain, 3, 3, { { 6, 3, 4, 1 }, { 6, 5, 4, 1 }, { 3, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
-        { "softcap", build_flash_softcap, 3, 3, { { 6, 3, 2, 1 }, { 6, 5, 1, 1 }, { 7, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
-        { "sinks", build_flash_sinks, 4, 4, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
-        { "causal", build_flash_causal, 4, 3, { { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 5, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
-        { "all", build_flash_all, 5, 4, { { 6, 3, 6, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 6, 1, 1, 1 }, { 5, 3, 3, 2 } }, -1, 1, 0, 0.0625, 0 },
+        { "heads_of_k_and_v", build_flash_plain, 3, 3, { { 6, 3, 4, 1 }, { 6, 5, 4, 1 }, { 3, 5, 1, 1 } }, -1, 1, 0,
+            0.0625, 0 },
+        { "softcap", build_flash_softcap, 3, 3, { { 6, 3, 2, 1 }, { 6, 5, 1, 1 }, { 7, 5, 1, 1 } }, -1, 1, 0, 0.0625,
+            0 },
+        { "sinks", build_flash_sinks, 4, 4, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1,
+            0, 0.0625, 0 },
+        { "causal", build_flash_causal, 4, 3, { { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 6, 5, 2, 1 }, { 5, 5, 1, 1 } }, -1, 1,
+            0, 0.0625, 0 },
+        { "all", build_flash_all, 5, 4,
+            { { 6, 3, 6, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 6, 1, 1, 1 }, { 5, 3, 3, 2 } }, -1, 1, 0, 0.0625, 0 },
         { "one_source", build_flash_one_source, 1, 1, { { 6, 3, 2, 1 } }, -1, 1, 0, 0.0625, 0 },
-        { "heads", build_flash_heads, 4, 3, { { 6, 16, 1, 1 }, { 6, 8, 1, 1 }, { 6, 3, 1, 1 }, { 3, 3, 1, 1 } }, -1, 1, 0, 0.03125, 0 },
+        { "heads", build_flash_heads, 4, 3, { { 6, 16, 1, 1 }, { 6, 8, 1, 1 }, { 6, 3, 1, 1 }, { 3, 3, 1, 1 } }, -1, 1,
+            0, 0.03125, 0 },
     };
     RUN_CASES("grad_attention", cases);
 }
@@ -553,7 +588,8 @@ BUILD(cpy_to, gcuda_cpy(ctx, in[0], in[1]))
 
 TEST(grad_types) {
     const enum gcuda_type F32 = GCUDA_TYPE_F32, F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16;
-    static const struct grad_case product = { "mul_mat", build_mul_mat_exact, 2, 2, { { 7, 5, 2, 1 }, { 7, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+    static const struct grad_case
+        product = { "mul_mat", build_mul_mat_exact, 2, 2, { { 7, 5, 2, 1 }, { 7, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
         shared = { "mul_mat/grouped", build_mul_mat_exact, 2, 2, { { 4, 3, 1, 1 }, { 4, 2, 3, 2 } }, -1, 1, 0, 0, 0 },
         rows = { "get_rows", build_get_rows, 2, 1, { { 5, 7, 1, 1 }, { 9, 1, 1, 1 } }, -1, 1, 0, 0, 7 },
         factor = { "mul/row", build_mul, 2, 2, { SHAPE, { 5, 1, 1, 1 } }, 0.5, 1, 1e-3, 0, 0 },
@@ -565,26 +601,62 @@ TEST(grad_types) {
         sum = { "add_cast", build_add_cast, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
         copy = { "cpy", build_cpy_to, 2, 1, { SHAPE, { 20, 6, 1, 1 } }, -1, 1, 0, 0, 0 },
         mean = { "mean", build_mean, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
-        entropy = { "cross_entropy", build_cross_entropy, 2, 1, { { 10, 3, 2, 1 }, { 10, 3, 2, 1 } }, -3, 3, 0, 0.25, 0 },
+        entropy = { "cross_entropy", build_cross_entropy, 2, 1, { { 10, 3, 2, 1 }, { 10, 3, 2, 1 } }, -3, 3, 0, 0.25,
+            0 },
         columns = { "im2col/2d", build_im2col_2d, 2, 1, { { 7, 6, 2, 2 }, { 3, 2, 2, 1 } }, -1, 1, 0, 0, 0 },
         pool = { "pool_avg", build_pool_avg, 1, 1, { { 7, 6, 2, 2 } }, -1, 1, 0, 0, 0 },
-        blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 64, 3, 1, 1 }, { 64, 5, 1, 1 } }, -1, 1, 0, 0, 0 },
-        attention = { "flash_attn", build_flash_sinks, 4, 4, { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
-        super_blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 256, 2, 2, 1 }, { 256, 3, 1, 1 } }, -1, 1, 0, 0, 0 };
-    const struct { const struct grad_case * g; enum gcuda_type types[MAX_IN]; } cases[] = {
-        { &product, { F16, F32 } }, { &product, { BF16, F32 } }, { &product, { F16, F16 } }, { &product, { BF16, BF16 } },
-        { &shared, { F16, F32 } }, { &shared, { BF16, F32 } }, { &rows, { F16, F32 } }, { &rows, { BF16, F32 } },
-        { &factor, { F32, F16 } }, { &factor, { F32, BF16 } }, { &summand, { F32, F16 } }, { &summand, { F32, BF16 } },
-        { &gate, { F32, F16 } }, { &gate, { F32, BF16 } },
-        { &divisor, { F32, F16 } }, { &divisor, { F32, BF16 } }, { &region, { F32, F16 } }, { &region, { F32, BF16 } },
-        { &square, { F16 } }, { &square, { BF16 } }, { &sum, { F16, F32 } }, { &sum, { BF16, F32 } },
-        { &copy, { F16, F32 } }, { &copy, { BF16, F32 } }, { &mean, { F16 } }, { &mean, { BF16 } },
-        { &entropy, { F16, F32 } }, { &entropy, { BF16, F32 } }, { &columns, { F16, F32 } }, { &columns, { BF16, F32 } },
-        { &pool, { F16 } }, { &pool, { BF16 } },
-        { &attention, { F32, F16, F16, F32 } }, { &attention, { F32, BF16, BF16, F32 } }, { &attention, { F16, F16, F16, F16 } },
-        { &blocks, { F32, GCUDA_TYPE_Q4_0 } }, { &blocks, { F32, GCUDA_TYPE_Q5_1 } }, { &blocks, { F32, GCUDA_TYPE_Q8_0 } },
-        { &blocks, { F32, GCUDA_TYPE_MXFP4 } }, { &super_blocks, { F32, GCUDA_TYPE_Q4_K } },
-        { &super_blocks, { F32, GCUDA_TYPE_Q6_K } }, { &super_blocks, { F16, GCUDA_TYPE_Q3_K } },
+        blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 64, 3, 1, 1 }, { 64, 5, 1, 1 } }, -1, 1, 0, 0,
+            0 },
+        attention = { "flash_attn", build_flash_sinks, 4, 4,
+            { { 6, 3, 4, 2 }, { 6, 5, 2, 2 }, { 7, 5, 2, 2 }, { 4, 1, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        super_blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 256, 2, 2, 1 }, { 256, 3, 1, 1 } }, -1, 1,
+            0, 0, 0 };
+    const struct {
+        const struct grad_case * g;
+        enum gcuda_type types[MAX_IN];
+    } cases[] = {
+        { &product, { F16, F32 } },
+        { &product, { BF16, F32 } },
+        { &product, { F16, F16 } },
+        { &product, { BF16, BF16 } },
+        { &shared, { F16, F32 } },
+        { &shared, { BF16, F32 } },
+        { &rows, { F16, F32 } },
+        { &rows, { BF16, F32 } },
+        { &factor, { F32, F16 } },
+        { &factor, { F32, BF16 } },
+        { &summand, { F32, F16 } },
+        { &summand, { F32, BF16 } },
+        { &gate, { F32, F16 } },
+        { &gate, { F32, BF16 } },
+        { &divisor, { F32, F16 } },
+        { &divisor, { F32, BF16 } },
+        { &region, { F32, F16 } },
+        { &region, { F32, BF16 } },
+        { &square, { F16 } },
+        { &square, { BF16 } },
+        { &sum, { F16, F32 } },
+        { &sum, { BF16, F32 } },
+        { &copy, { F16, F32 } },
+        { &copy, { BF16, F32 } },
+        { &mean, { F16 } },
+        { &mean, { BF16 } },
+        { &entropy, { F16, F32 } },
+        { &entropy, { BF16, F32 } },
+        { &columns, { F16, F32 } },
+        { &columns, { BF16, F32 } },
+        { &pool, { F16 } },
+        { &pool, { BF16 } },
+        { &attention, { F32, F16, F16, F32 } },
+        { &attention, { F32, BF16, BF16, F32 } },
+        { &attention, { F16, F16, F16, F16 } },
+        { &blocks, { F32, GCUDA_TYPE_Q4_0 } },
+        { &blocks, { F32, GCUDA_TYPE_Q5_1 } },
+        { &blocks, { F32, GCUDA_TYPE_Q8_0 } },
+        { &blocks, { F32, GCUDA_TYPE_MXFP4 } },
+        { &super_blocks, { F32, GCUDA_TYPE_Q4_K } },
+        { &super_blocks, { F32, GCUDA_TYPE_Q6_K } },
+        { &super_blocks, { F16, GCUDA_TYPE_Q3_K } },
     };
     struct gcuda_backend * backend = gcuda_backend_cpu_init();
     CHECK(backend != NULL);
@@ -599,9 +671,11 @@ BUILD(no_upscale, gcuda_upscale(ctx, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
 BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
 BUILD(no_pad, gcuda_pad_circular(ctx, in[0], 1, 1, 0, 0))
 BUILD(no_clamp, gcuda_clamp(ctx, gcuda_sqr(ctx, in[0]), 0.0f, 0.5f))
-BUILD(no_flash_attn_blocks, gcuda_flash_attn_ext(ctx, gcuda_repeat_4d(ctx, in[0], 32, 4, 2, 1), gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2),
-    gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2), NULL, 1.0f, 0.0f, 0.0f))
-BUILD(no_flash_attn_mask, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], gcuda_mul_mat(ctx, in[0], in[0]), 1.0f, 0.0f, 0.0f))
+BUILD(no_flash_attn_blocks, gcuda_flash_attn_ext(ctx, gcuda_repeat_4d(ctx, in[0], 32, 4, 2, 1),
+                                gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2),
+                                gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 32, 4, 2), NULL, 1.0f, 0.0f, 0.0f))
+BUILD(no_flash_attn_mask,
+    gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], gcuda_mul_mat(ctx, in[0], in[0]), 1.0f, 0.0f, 0.0f))
 BUILD(no_reflect, gcuda_pad_reflect_1d(ctx, in[0], 1, 1))
 BUILD(no_xielu, gcuda_xielu(ctx, in[0], 1.0f, 1.0f, 0.5f, -1.0f))
 BUILD(no_swiglu_oai, gcuda_swiglu_oai(ctx, in[0], gcuda_sqr(ctx, in[0]), 1.7f, 7.0f))
@@ -612,9 +686,16 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
         grad_build_fn build;
         const char * op;
     } cases[] = {
-        { build_no_upscale, "upscale" }, { build_no_cumsum, "cumsum" },         { build_no_pad, "pad" },
-        { build_no_flash_attn_blocks, "quantized" }, { build_no_flash_attn_mask, "mask" }, { build_no_reflect, "pad_reflect_1d" }, { build_no_clamp, "clamp" },
-        { build_no_xielu, "XIELU" }, { build_no_swiglu_oai, "SWIGLU_OAI" }, { build_no_out_prod, "out_prod" },
+        { build_no_upscale, "upscale" },
+        { build_no_cumsum, "cumsum" },
+        { build_no_pad, "pad" },
+        { build_no_flash_attn_blocks, "quantized" },
+        { build_no_flash_attn_mask, "mask" },
+        { build_no_reflect, "pad_reflect_1d" },
+        { build_no_clamp, "clamp" },
+        { build_no_xielu, "XIELU" },
+        { build_no_swiglu_oai, "SWIGLU_OAI" },
+        { build_no_out_prod, "out_prod" },
     };
     struct gcuda_backend * backend = gcuda_backend_cpu_init();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
@@ -732,16 +813,18 @@ TEST(grad_clips_by_norm) {
     }
 }
 
-// Nothing is computed: the gradient's own region has to lie where the node's does, beyond 4 GiB and in the F32 of a wider type.
+// Nothing is computed: the gradient's own region has to lie where the node's does, beyond 4 GiB and in the F32 of a
+// wider type.
 static void check_region(enum gcuda_type type, bool is_acc, int64_t row, size_t size) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_cgraph * graph = gcuda_new_graph_custom(ctx, 64, true);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, type, 8, 4 * row), * b = gcuda_new_tensor_2d(ctx, type, 2, 2);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(ctx, type, 8, 4 * row), *b = gcuda_new_tensor_2d(ctx, type, 2, 2);
     const size_t nb1 = (size_t) row * 8 * size, end = 4 * nb1;
     gcuda_set_param(a);
     gcuda_set_param(b);
-    struct gcuda_tensor * y = is_acc ? gcuda_acc(ctx, a, b, nb1, end, end, nb1 + 2 * size) : gcuda_set(ctx, a, b, nb1, end, end, nb1 + 2 * size);
+    struct gcuda_tensor * y = is_acc ? gcuda_acc(ctx, a, b, nb1, end, end, nb1 + 2 * size)
+                                     : gcuda_set(ctx, a, b, nb1, end, end, nb1 + 2 * size);
     struct gcuda_tensor * loss = gcuda_sum(ctx, type == GCUDA_TYPE_F32 ? y : gcuda_cast(ctx, y, GCUDA_TYPE_F32));
     int n_views = 0, n_accs = 0;
     gcuda_set_loss(loss);
@@ -756,7 +839,8 @@ static void check_region(enum gcuda_type type, bool is_acc, int64_t row, size_t 
         } else if (t->op == GCUDA_OP_ACC) { // low halves of strides and offset, then the high ones
             uint32_t p[9];
             memcpy(p, t->op_params, sizeof p);
-            CHECK(((uint64_t) p[5] << 32 | p[0]) == (uint64_t) row * 32 && ((uint64_t) p[8] << 32 | p[3]) == (uint64_t) row * 32 + 8);
+            CHECK(((uint64_t) p[5] << 32 | p[0]) == (uint64_t) row * 32 &&
+                  ((uint64_t) p[8] << 32 | p[3]) == (uint64_t) row * 32 + 8);
             n_accs++;
         }
     }
@@ -780,8 +864,9 @@ TEST(gradients_of_a_product_have_its_precision) {
     for (int i = 0; i < 2; ++i) {
         const struct gcuda_init_params params = { 0, NULL, true };
         struct gcuda_context * ctx = gcuda_init(params);
-        struct gcuda_tensor * w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 3), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 5);
-        struct gcuda_tensor * y = gcuda_mul_mat(ctx, w, x), * loss = gcuda_sum(ctx, y);
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 3),
+                            *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 5);
+        struct gcuda_tensor *y = gcuda_mul_mat(ctx, w, x), *loss = gcuda_sum(ctx, y);
         struct gcuda_cgraph * graph = gcuda_new_graph_custom(ctx, 64, true);
         gcuda_mul_mat_set_prec(y, precs[i]);
         gcuda_set_param(w);

@@ -2,8 +2,18 @@
 // must pass.
 #include "test-ops.h"
 
-enum defect { SOUND, WRONG_VALUE, QUIET_ROW, ONE_NAN, PAST_THE_END, BEFORE_THE_START, INTO_THE_SOURCE, BY_THREAD,
-    FORGOTTEN, WRONG_STRIDE };
+enum defect {
+    SOUND,
+    WRONG_VALUE,
+    QUIET_ROW,
+    ONE_NAN,
+    PAST_THE_END,
+    BEFORE_THE_START,
+    INTO_THE_SOURCE,
+    BY_THREAD,
+    FORGOTTEN,
+    WRONG_STRIDE
+};
 
 static int n_runs;
 
@@ -28,7 +38,10 @@ static void copy_rows(struct gcuda_tensor * y, const struct gcuda_tensor * a, in
 }
 
 static struct gcuda_tensor * build_copy(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
-    union { const void * c; void * v; } u;
+    union {
+        const void * c;
+        void * v;
+    } u;
     u.c = p;
     return gcuda_map_custom1(ctx, in[0], copy_rows, GCUDA_N_TASKS_MAX, u.v);
 }
@@ -44,8 +57,14 @@ enum { N_CASES = 2 }; // of a shape and a type: packed, lone
 
 static long failed_cases(enum defect d, bool wide) {
     const struct test_state before = test_all;
-    const struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_copy,
-        .p = &d, .max_nmse = 1e-7, .in = { { .fill = fill_rows, .layouts = wide ? LAYOUT_PADDED : 0 } } };
+    const struct op_test t = { .types = "F32",
+        .shapes = "16,9",
+        .n_in = 1,
+        .build = build_copy,
+        .ref = ref_copy,
+        .p = &d,
+        .max_nmse = 1e-7,
+        .in = { { .fill = fill_rows, .layouts = wide ? LAYOUT_PADDED : 0 } } };
     test_all.quiet = true, test_all.filter = NULL;
     op_test_run(&t);
     const long n = test_all.n_failed - before.n_failed;
@@ -76,8 +95,13 @@ static struct gcuda_tensor * build_identity(struct gcuda_context * ctx, struct g
 TEST(references_are_held_to_it) { // shape, and one unit in the last place everywhere is too much
     const struct test_state before = test_all;
     enum defect d = SOUND;
-    struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_other_shape,
-        .p = &d, .max_nmse = 1e-7 };
+    struct op_test t = { .types = "F32",
+        .shapes = "16,9",
+        .n_in = 1,
+        .build = build_copy,
+        .ref = ref_other_shape,
+        .p = &d,
+        .max_nmse = 1e-7 };
     test_all.quiet = true, test_all.filter = NULL;
     op_test_run(&t);
     CHECK(test_all.n_failed == before.n_failed + N_CASES);
@@ -89,12 +113,12 @@ TEST(references_are_held_to_it) { // shape, and one unit in the last place every
 }
 
 TEST(rounding) { // the tests' own rounding, against values computed by hand
-    CHECK(round_f16(65519.99) == 65504.0 && isinf(round_f16(65520.0)) && round_f16(2049.0) == 2048.0
-        && round_f16(2051.0) == 2052.0);
-    CHECK(round_f16(0x1p-25) == 0.0 && round_f16(0x1.8p-25) == 0x1p-24 && round_f16(0x1p-24) == 0x1p-24
-        && round_f16(-0x1.4p-23) == -0x1p-23);
-    CHECK(round_bf16(1.00390625) == 1.0 && round_bf16(1.01171875) == 1.015625
-        && round_bf16(3.3961775292304601e38) == (double) HUGE_VALF);
+    CHECK(round_f16(65519.99) == 65504.0 && isinf(round_f16(65520.0)) && round_f16(2049.0) == 2048.0 &&
+          round_f16(2051.0) == 2052.0);
+    CHECK(round_f16(0x1p-25) == 0.0 && round_f16(0x1.8p-25) == 0x1p-24 && round_f16(0x1p-24) == 0x1p-24 &&
+          round_f16(-0x1.4p-23) == -0x1p-23);
+    CHECK(round_bf16(1.00390625) == 1.0 && round_bf16(1.01171875) == 1.015625 &&
+          round_bf16(3.3961775292304601e38) == (double) HUGE_VALF);
     for (uint32_t h = 0; h < 0x10000; ++h) {
         const double v = value_f16((uint16_t) h);
         if (!isnan(v)) { CHECK(round_f16(v) == v && bits_f16(v) == h); }

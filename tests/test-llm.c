@@ -1,19 +1,29 @@
-// examples/llm.h on a small random model that is written here: batches, sequences, steps, cancelling, states, sampling, failures.
-// What the numbers should be, tests/llm/check.py knows; here they are compared with themselves.
+// examples/llm.h on a small random model that is written here: batches, sequences, steps, cancelling, states, sampling,
+// failures. What the numbers should be, tests/llm/check.py knows; here they are compared with themselves.
 #include "test.h"
 
 #define LLM_IMPLEMENTATION
 #include "../examples/llm.h"
 
-enum { WINDOW = 8, N_EMBD = 64, N_HEADS = 2, N_KV = 1, HEAD = 32, N_FF = 48, N_MERGES = 3, N_SPECIAL = 3, N_VOCAB = 256 + N_MERGES + N_SPECIAL };
+enum {
+    WINDOW = 8,
+    N_EMBD = 64,
+    N_HEADS = 2,
+    N_KV = 1,
+    HEAD = 32,
+    N_FF = 48,
+    N_MERGES = 3,
+    N_SPECIAL = 3,
+    N_VOCAB = 256 + N_MERGES + N_SPECIAL
+};
 
 // Names that no other run has; the second for changed files.
 static const char * path_of(int which) {
     static char paths[2][600];
     const char * folder = getenv("TMPDIR");
     for (int i = 0; i < 2 && paths[i][0] == '\0'; ++i) {
-        snprintf(paths[i], sizeof paths[i], "%s/gcuda-llm-%llx-%llx-%d.gguf", folder ? folder : "/tmp", (unsigned long long) gcuda_time_us(),
-            (unsigned long long) (uintptr_t) &folder, i);
+        snprintf(paths[i], sizeof paths[i], "%s/gcuda-llm-%llx-%llx-%d.gguf", folder ? folder : "/tmp",
+            (unsigned long long) gcuda_time_us(), (unsigned long long) (uintptr_t) &folder, i);
     }
     return paths[which];
 }
@@ -52,9 +62,18 @@ static void set_vocabulary(struct gcuda_gguf_context * g) {
 }
 
 static void set_keys(struct gcuda_gguf_context * g, const char * arch, uint32_t n_layers) {
-    const struct { const char * name; uint32_t value; } rows[] = {
-        { "context_length", 64 }, { "embedding_length", N_EMBD }, { "block_count", n_layers }, { "feed_forward_length", N_FF },
-        { "attention.head_count", N_HEADS }, { "attention.head_count_kv", N_KV }, { "attention.sliding_window", WINDOW }, // llama does not read the last
+    const struct {
+        const char * name;
+        uint32_t value;
+    } rows[] = {
+        { "context_length", 64 },
+        { "embedding_length", N_EMBD },
+        { "block_count", n_layers },
+        { "feed_forward_length", N_FF },
+        // llama does not read the last
+        { "attention.head_count", N_HEADS },
+        { "attention.head_count_kv", N_KV },
+        { "attention.sliding_window", WINDOW },
     };
     char key[96];
     CHECK_OK(gcuda_gguf_set_val_str(g, "general.architecture", arch));
@@ -66,19 +85,35 @@ static void set_keys(struct gcuda_gguf_context * g, const char * arch, uint32_t 
     CHECK_OK(gcuda_gguf_set_val_f32(g, key, 1e-5f));
 }
 
-static void add_weights(struct gcuda_context * ctx, struct rng * r, const char * name, int64_t ne0, int64_t ne1, bool is_norm) {
+static void add_weights(
+    struct gcuda_context * ctx, struct rng * r, const char * name, int64_t ne0, int64_t ne1, bool is_norm) {
     struct gcuda_tensor * t = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, ne0, ne1);
     (void) gcuda_set_name(t, name);
     for (int64_t i = 0; t != NULL && i < ne0 * ne1; ++i) {
-        ((float *) t->data)[i] = is_norm ? (float) rng_between(r, 0.5, 1.5) : (float) (rng_between(r, -2.0, 2.0) / sqrt((double) ne0));
+        ((float *) t->data)[i] =
+            is_norm ? (float) rng_between(r, 0.5, 1.5) : (float) (rng_between(r, -2.0, 2.0) / sqrt((double) ne0));
     }
 }
 
 static void add_layer(struct gcuda_context * ctx, struct rng * r, int layer, bool is_gemma) {
-    const struct { const char * name; int64_t ne0, ne1; } rows[] = {
-        { "attn_norm", N_EMBD, 1 }, { "attn_q", N_EMBD, N_EMBD }, { "attn_k", N_EMBD, HEAD * N_KV }, { "attn_v", N_EMBD, HEAD * N_KV },
-        { "attn_output", N_EMBD, N_EMBD }, { "ffn_norm", N_EMBD, 1 }, { "ffn_gate", N_EMBD, N_FF }, { "ffn_up", N_EMBD, N_FF }, { "ffn_down", N_FF, N_EMBD },
-        { "attn_q_norm", HEAD, 1 }, { "attn_k_norm", HEAD, 1 }, { "post_attention_norm", N_EMBD, 1 }, { "post_ffw_norm", N_EMBD, 1 }, // Gemma's
+    const struct {
+        const char * name;
+        int64_t ne0, ne1;
+    } rows[] = {
+        { "attn_norm", N_EMBD, 1 },
+        { "attn_q", N_EMBD, N_EMBD },
+        { "attn_k", N_EMBD, HEAD * N_KV },
+        { "attn_v", N_EMBD, HEAD * N_KV },
+        { "attn_output", N_EMBD, N_EMBD },
+        { "ffn_norm", N_EMBD, 1 },
+        { "ffn_gate", N_EMBD, N_FF },
+        { "ffn_up", N_EMBD, N_FF },
+        { "ffn_down", N_FF, N_EMBD },
+        // Gemma's
+        { "attn_q_norm", HEAD, 1 },
+        { "attn_k_norm", HEAD, 1 },
+        { "post_attention_norm", N_EMBD, 1 },
+        { "post_ffw_norm", N_EMBD, 1 },
     };
     char name[64];
     for (size_t i = 0; i < sizeof rows / sizeof *rows - (is_gemma ? 0 : 4); ++i) {
@@ -97,8 +132,9 @@ static void write_arch(const char * arch, uint32_t n_layers) {
     add_weights(ctx, &r, "token_embd.weight", N_EMBD, N_VOCAB, false);
     add_weights(ctx, &r, "output_norm.weight", N_EMBD, 1, true);
     for (uint32_t i = 0; i < n_layers; ++i) { add_layer(ctx, &r, (int) i, strcmp(arch, "gemma3") == 0); }
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx,
-        t)) { CHECK_OK(gcuda_gguf_add_tensor(g, t)); }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        CHECK_OK(gcuda_gguf_add_tensor(g, t));
+    }
     CHECK_OK(gcuda_gguf_write_to_file(g, model_path, false));
     gcuda_gguf_free(g);
     gcuda_free(ctx);
@@ -106,7 +142,10 @@ static void write_arch(const char * arch, uint32_t n_layers) {
 
 static void write_model(uint32_t n_layers) { write_arch("llama", n_layers); }
 
-struct fixture { struct llm_model * m; struct llm_session * s; };
+struct fixture {
+    struct llm_model * m;
+    struct llm_session * s;
+};
 
 // GCUDA_TEST_BACKEND: another one, on the simulated device CUDA0.
 static const char * test_backend(void) {
@@ -138,11 +177,13 @@ static struct llm_session_params params_of(int n_chunk, int n_seqs, int n_output
     q.n_threads = 1;
     q.kv_type = GCUDA_TYPE_F32;
     q.kv_is_set = true;
-    q.exact = true; // else a GPU rounds products of several tokens to TF32 and an F32 cache to F16, and those of one token not
+    // else a GPU rounds products of several tokens to TF32 and an F32 cache to F16, and those of one token not
+    q.exact = true;
     return q;
 }
 
-static const int32_t some_tokens[] = { 72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33, 256, 257, 258, 5, 6, 7 };
+static const int32_t some_tokens[] = { 72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33, 256, 257, 258, 5, 6,
+    7 };
 enum { N_SOME = sizeof some_tokens / sizeof *some_tokens };
 
 // Logits of the last of n tokens in a fresh session.
@@ -183,16 +224,19 @@ TEST(llm_tokens) {
     CHECK_EQ_I(n, 2);
     CHECK_EQ_I(llm_tokenize(f.m, "abc x", 5, 0, tokens, 1, &n), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_HAS(gcuda_last_error(), "2 wanted, there is room for 1");
-    CHECK(llm_token_is_end(f.m, 260) && !llm_token_is_end(f.m, 259) && !llm_token_is_end(f.m, -1) && !llm_token_is_end(f.m, N_VOCAB));
+    CHECK(llm_token_is_end(f.m, 260) && !llm_token_is_end(f.m, 259) && !llm_token_is_end(f.m, -1) &&
+          !llm_token_is_end(f.m, N_VOCAB));
     tokens[0] = N_VOCAB;
     CHECK_EQ_I(llm_detokenize(f.m, tokens, 1, false, text, sizeof text, &n_text), GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_EQ_I(strlen(llm_token_piece(f.m, N_VOCAB, &n)), 0);
     close_model(&f);
 }
 
-// Bytes of any kind, pieces of characters and of special tokens: they come back byte for byte, a stranger's text holds no control token.
+// Bytes of any kind, pieces of characters and of special tokens: they come back byte for byte, a stranger's text holds
+// no control token.
 TEST(llm_random_texts) {
-    static const char * const parts[] = { "abc", " x", "<|im_end|>", "<|im_", "\xE2\x82", "\xF0\x9F\x98\x80", "'s", "\n\n ", "   ", "12", "\xC3\xA9", "\xFF", "\xCC\x81" };
+    static const char * const parts[] = { "abc", " x", "<|im_end|>", "<|im_", "\xE2\x82", "\xF0\x9F\x98\x80", "'s",
+        "\n\n ", "   ", "12", "\xC3\xA9", "\xFF", "\xCC\x81" };
     struct fixture f;
     struct rng r = rng_for("texts");
     char text[256], back[2560]; // a control token's name is longer than its byte
@@ -225,11 +269,12 @@ TEST(llm_random_texts) {
     close_model(&f);
 }
 
-// Merges through texts that are no token: the tables grow for them, and what stays such a text is written as its characters.
+// Merges through texts that are no token: the tables grow for them, and what stays such a text is written as its
+// characters.
 TEST(llm_merges_of_no_tokens) {
     enum { N_LETTERS = 26, N_PAIRS = N_LETTERS * N_LETTERS, N_TOKENS = 256 + 1, N_LONG = 500 };
     static char texts[256][8], lines[N_PAIRS + 2][N_LONG + 4];
-    static const char * tokens[N_TOKENS], * merges[N_PAIRS + 2];
+    static const char *tokens[N_TOKENS], *merges[N_PAIRS + 2];
     struct llm_model m;
     struct gcuda_gguf_context * g = gcuda_gguf_init_empty();
     int32_t got[64];
@@ -240,7 +285,9 @@ TEST(llm_merges_of_no_tokens) {
         tokens[i] = texts[i];
     }
     tokens[256] = "abcd";
-    for (int i = 0; i < N_PAIRS; ++i) { snprintf(lines[i], sizeof lines[i], "%c %c", 'a' + i / N_LETTERS, 'a' + i % N_LETTERS); }
+    for (int i = 0; i < N_PAIRS; ++i) {
+        snprintf(lines[i], sizeof lines[i], "%c %c", 'a' + i / N_LETTERS, 'a' + i % N_LETTERS);
+    }
     strcpy(lines[N_PAIRS], "ab cd");
     memset(lines[N_PAIRS + 1], 'q', N_LONG);
     lines[N_PAIRS + 1][N_LONG / 2] = ' ';
@@ -265,16 +312,29 @@ TEST(llm_merges_of_no_tokens) {
 }
 
 TEST(llm_chat_templates) {
-    static const struct { const char * text, * name; } rows[] = {
-        { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
-        { "<start_of_turn>", "gemma" }, { "<|start_header_id|><|end_header_id|>", "llama3" }, { "<|start|><|channel|>", "gpt-oss" },
-        { "[INST] [SYSTEM_PROMPT]", "mistral-v7" }, { "{{ ' [INST] ' + system_message }}", "mistral-v1" }, { "{{ '[INST] ' }}", "mistral-v3" },
-        { "\"[INST]\" [AVAILABLE_TOOLS]", "mistral-v3-tekken" }, { "[INST] <<SYS>>", NULL }, { "", NULL }, { "{% for m in messages %}", NULL },
+    static const struct {
+        const char *text, *name;
+    } rows[] = {
+        { "{{ '<|im_start|>' + role }}", "chatml" },
+        { "x<|im_start|>y<|im_sep|>", "phi4" },
+        { "chatml", "chatml" },
+        { "<|assistant|> <|end|>", "phi3" },
+        { "<start_of_turn>", "gemma" },
+        { "<|start_header_id|><|end_header_id|>", "llama3" },
+        { "<|start|><|channel|>", "gpt-oss" },
+        { "[INST] [SYSTEM_PROMPT]", "mistral-v7" },
+        { "{{ ' [INST] ' + system_message }}", "mistral-v1" },
+        { "{{ '[INST] ' }}", "mistral-v3" },
+        { "\"[INST]\" [AVAILABLE_TOOLS]", "mistral-v3-tekken" },
+        { "[INST] <<SYS>>", NULL },
+        { "", NULL },
+        { "{% for m in messages %}", NULL },
     };
     size_t n = 0;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
         const struct llmi_template * t = llmi_template_of(rows[i].text);
-        CHECK_MSG((t == NULL) == (rows[i].name == NULL) && (t == NULL || strcmp(t->name, rows[i].name) == 0), "%s: %s", rows[i].text, t ? t->name : "none");
+        CHECK_MSG((t == NULL) == (rows[i].name == NULL) && (t == NULL || strcmp(t->name, rows[i].name) == 0), "%s: %s",
+            rows[i].text, t ? t->name : "none");
     }
     CHECK(llmi_template_of(NULL) == NULL);
     const char * preset = llmi_default_system("'<|im_start|>system\\nBe kind.<|im_end|>\\n'", &n);
@@ -284,11 +344,28 @@ TEST(llm_chat_templates) {
 }
 
 TEST(llm_utf8_tails) {
-    static const struct { const char * text; size_t n; } rows[] = {
-        { "", 0 }, { "a", 1 }, { "\xC3", 0 }, { "\xC3\xA9", 2 }, { "a\xE2\x82", 1 }, { "a\xE2\x82\xAC", 4 }, { "\xF0\x9F\x98", 0 }, { "\xF0\x9F\x98\x80", 4 },
-        { "\xFF", 1 }, { "\x80\x80", 2 }, { "\xE0\x80", 2 }, { "\xED\xA0", 2 }, { "\xF4\x90", 2 }, { "a\xC3(", 3 },
+    static const struct {
+        const char * text;
+        size_t n;
+    } rows[] = {
+        { "", 0 },
+        { "a", 1 },
+        { "\xC3", 0 },
+        { "\xC3\xA9", 2 },
+        { "a\xE2\x82", 1 },
+        { "a\xE2\x82\xAC", 4 },
+        { "\xF0\x9F\x98", 0 },
+        { "\xF0\x9F\x98\x80", 4 },
+        { "\xFF", 1 },
+        { "\x80\x80", 2 },
+        { "\xE0\x80", 2 },
+        { "\xED\xA0", 2 },
+        { "\xF4\x90", 2 },
+        { "a\xC3(", 3 },
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) { CHECK_EQ_I(llm_utf8_whole(rows[i].text, strlen(rows[i].text)), rows[i].n); }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        CHECK_EQ_I(llm_utf8_whole(rows[i].text, strlen(rows[i].text)), rows[i].n);
+    }
 }
 
 // =====================================================================================================================
@@ -324,9 +401,10 @@ TEST(llm_sequences_beside_each_other) {
     const struct llm_batch batch = { tokens, seqs, NULL, n };
     CHECK_OK(llm_eval(f.s, &batch));
     CHECK_EQ_I(llm_n_outputs(f.s), 2);
-    CHECK(distance(llm_seq_logits(f.s, 2), alone) < 1e-4f && distance(llm_seq_logits(f.s, 0), other) < 1e-4f && llm_seq_logits(f.s, 1) == NULL);
-    CHECK(llm_seq_length(f.s, 2) == N_SOME && llm_seq_length(f.s, 0) == 9 && llm_seq_token(f.s, 0,
-        8) == some_tokens[11] && llm_seq_token(f.s, 0, 9) == -1);
+    CHECK(distance(llm_seq_logits(f.s, 2), alone) < 1e-4f && distance(llm_seq_logits(f.s, 0), other) < 1e-4f &&
+          llm_seq_logits(f.s, 1) == NULL);
+    CHECK(llm_seq_length(f.s, 2) == N_SOME && llm_seq_length(f.s, 0) == 9 &&
+          llm_seq_token(f.s, 0, 8) == some_tokens[11] && llm_seq_token(f.s, 0, 9) == -1);
     close_model(&f);
 }
 
@@ -357,7 +435,8 @@ TEST(llm_copies_and_prefixes) {
     close_model(&f);
 }
 
-// In a model of one layer the keys and values of a token depend on nothing else: a shift gives what a fresh session does.
+// In a model of one layer the keys and values of a token depend on nothing else: a shift gives what a fresh session
+// does.
 TEST(llm_shift_of_a_context) {
     struct fixture f;
     const struct llm_session_params q = params_of(8, 2, 1);
@@ -370,7 +449,8 @@ TEST(llm_shift_of_a_context) {
     CHECK_OK(open_model(&f, &q));
     CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, N_SOME - 1));
     CHECK_OK(llm_seq_shift(f.s, 0, 3, 5));
-    CHECK(llm_seq_length(f.s, 0) == N_SOME - 6 && llm_seq_token(f.s, 0, 3) == some_tokens[8] && llm_n_free(f.s) == 64 - N_SOME + 6);
+    CHECK(llm_seq_length(f.s, 0) == N_SOME - 6 && llm_seq_token(f.s, 0, 3) == some_tokens[8] &&
+          llm_n_free(f.s) == 64 - N_SOME + 6);
     CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + N_SOME - 1, 1));
     CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "%g", (double) distance(llm_seq_logits(f.s, 0), want));
     CHECK_EQ_I(llm_seq_shift(f.s, 0, 3, -1), GCUDA_STATUS_INVALID_ARGUMENT);
@@ -381,7 +461,8 @@ TEST(llm_shift_of_a_context) {
     close_model(&f);
 }
 
-// Layers with a window have a small cache when chunks are short: its results are those of a cache that holds everything.
+// Layers with a window have a small cache when chunks are short: its results are those of a cache that holds
+// everything.
 TEST(llm_windows) {
     enum { N = 560 };
     struct fixture f;
@@ -428,7 +509,8 @@ TEST(llm_windows) {
     close_model(&f);
 }
 
-// Token by token over the steps in which graphs grow, and back: what one evaluation of the whole says, and the graph stays the same one.
+// Token by token over the steps in which graphs grow, and back: what one evaluation of the whole says, and the graph
+// stays the same one.
 TEST(llm_graphs_grow) {
     enum { N = LLMI_KV_STEP + 60, N_FIRST = LLMI_KV_STEP - 6 };
     static const char * const archs[] = { "llama", "gemma3" };
@@ -456,9 +538,13 @@ TEST(llm_graphs_grow) {
         for (int round = 0; round < 2; ++round) { // the second after going back: the graph shrinks, and grows again
             for (int i = N_FIRST; i < N; ++i) {
                 CHECK_OK(llm_eval_tokens(f.s, 0, tokens + i, 1));
-                if (i == N_FIRST + 11) { CHECK_MSG(distance(llm_seq_logits(f.s, 0), part) < 1e-4f, "%s: %g", archs[a], (double) distance(llm_seq_logits(f.s, 0), part)); }
+                if (i == N_FIRST + 11) {
+                    CHECK_MSG(distance(llm_seq_logits(f.s, 0), part) < 1e-4f, "%s: %g", archs[a],
+                        (double) distance(llm_seq_logits(f.s, 0), part));
+                }
             }
-            CHECK_MSG(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f, "%s: %g", archs[a], (double) distance(llm_seq_logits(f.s, 0), whole));
+            CHECK_MSG(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f, "%s: %g", archs[a],
+                (double) distance(llm_seq_logits(f.s, 0), whole));
             CHECK(strcmp(f.s->result->name, "made once") == 0 && f.s->build.key.n_kv[0] == n_kv + LLMI_KV_STEP);
             if (f.s->n_caches == 2) { break; } // a window cannot go back so far
             CHECK_OK(llm_seq_truncate(f.s, 0, N_FIRST));
@@ -475,8 +561,8 @@ static double slower(void) { // times are judged more mildly
 #endif
 }
 
-// What the host does for a token of a model of 32 layers: for usual ones, and for one of each LLMI_KV_STEP, with which the graph grows.
-// Launching and computing are not counted.
+// What the host does for a token of a model of 32 layers: for usual ones, and for one of each LLMI_KV_STEP, with which
+// the graph grows. Launching and computing are not counted.
 TEST(llm_host_time_per_token) {
     enum { N_LAYERS = 32, N_TOKENS = 8, GROWS_AT = 6, N_ROUNDS = 5, MOST_US = 30 };
     struct fixture f;
@@ -493,7 +579,8 @@ TEST(llm_host_time_per_token) {
     CHECK_OK(llm_sampler_init(&sampler, NULL));
     for (int round = 0; round < (is_cpu ? N_ROUNDS : 1); ++round) {
         CHECK_OK(llm_seq_truncate(f.s, 0, 0));
-        while (llm_seq_length(f.s, 0) < LLMI_KV_STEP - GROWS_AT - 1) { (void) llmi_cells_take(&f.s->cells[0], 0, 1); } // not computed: zeros
+        // not computed: zeros
+        while (llm_seq_length(f.s, 0) < LLMI_KV_STEP - GROWS_AT - 1) { (void) llmi_cells_take(&f.s->cells[0], 0, 1); }
         CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1)); // builds the graph
         for (int i = 0; i < N_TOKENS; ++i) {
             bool is_done = false;
@@ -516,7 +603,8 @@ TEST(llm_host_time_per_token) {
     CHECK_MSG(us <= MOST_US * slower(), "%.1f us of the host a token, at most %d are wanted", us, (int) MOST_US);
 }
 
-// Rotated keys and values of 4 bits: the rotation undoes itself, in F32 exactly; a shift turns them back before it moves them.
+// Rotated keys and values of 4 bits: the rotation undoes itself, in F32 exactly; a shift turns them back before it
+// moves them.
 TEST(llm_rotated_cache) {
     struct fixture f;
     struct llm_session_params q = params_of(8, 1, 1);
@@ -540,7 +628,8 @@ TEST(llm_rotated_cache) {
     CHECK_OK(llm_seq_truncate(f.s, 0, N_SOME - 1));
     CHECK_OK(llm_seq_shift(f.s, 0, 3, 5));
     CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + N_SOME - 1, 1));
-    CHECK_MSG(distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "shifted: %g", (double) distance(llm_seq_logits(f.s, 0), want));
+    CHECK_MSG(
+        distance(llm_seq_logits(f.s, 0), want) < 1e-4f, "shifted: %g", (double) distance(llm_seq_logits(f.s, 0), want));
     gcuda_backend_buffer_free(buffer);
     gcuda_free(ctx);
     close_model(&f);
@@ -631,7 +720,9 @@ TEST(llm_stops_when_progress_says) {
         const int32_t length = llm_seq_length(f.s, 0);
         CHECK(length % 5 == 0 || st == GCUDA_STATUS_SUCCESS); // whole chunks
         left = 1000;
-        if (st != GCUDA_STATUS_SUCCESS) { CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + length, (size_t) (N_SOME - length))); }
+        if (st != GCUDA_STATUS_SUCCESS) {
+            CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens + length, (size_t) (N_SOME - length)));
+        }
         CHECK(distance(llm_seq_logits(f.s, 0), whole) < 1e-4f);
         close_model(&f);
     }
@@ -660,8 +751,8 @@ TEST(llm_states) {
     q.n_ctx = 40; // another size will do
     CHECK_OK(open_model(&g, &q));
     CHECK_OK(llm_state_restore(g.s, data, n));
-    CHECK(llm_seq_length(g.s, 0) == 11 && llm_seq_length(g.s, 1) == 13 && llm_n_free(g.s) == 40 - 13 && llm_seq_token(g.s, 1,
-        12) == some_tokens[12]);
+    CHECK(llm_seq_length(g.s, 0) == 11 && llm_seq_length(g.s, 1) == 13 && llm_n_free(g.s) == 40 - 13 &&
+          llm_seq_token(g.s, 1, 12) == some_tokens[12]);
     CHECK_OK(llm_eval_tokens(g.s, 0, some_tokens + 11, 5));
     CHECK(distance(llm_seq_logits(g.s, 0), want) == 0.0f);
     for (size_t at = 0; at < n && at < 700; ++at) { // damaged: refused or harmless, and the session lives
@@ -670,7 +761,9 @@ TEST(llm_states) {
         CHECK(st == GCUDA_STATUS_SUCCESS || (st == GCUDA_STATUS_INVALID_DATA && llm_n_free(g.s) == 40));
         data[at] ^= 0x41;
     }
-    for (size_t cut = 0; cut < n; cut += 97) { CHECK_EQ_I(llm_state_restore(g.s, data, cut), GCUDA_STATUS_INVALID_DATA); }
+    for (size_t cut = 0; cut < n; cut += 97) {
+        CHECK_EQ_I(llm_state_restore(g.s, data, cut), GCUDA_STATUS_INVALID_DATA);
+    }
     CHECK_OK(llm_eval_tokens(g.s, 0, some_tokens, 3));
     q.kv_type = GCUDA_TYPE_F16;
     close_model(&g);
@@ -724,11 +817,15 @@ TEST(llm_sampling) {
             CHECK(token % 20 == 3 && token < 80);
             ++counts[token / 20 & 3];
         }
-        for (int i = 0; i < 4; ++i) { chi += (counts[i] - N_DRAWS * wanted[i]) * (counts[i] - N_DRAWS * wanted[i]) / (N_DRAWS * wanted[i]); }
+        for (int i = 0; i < 4; ++i) {
+            chi += (counts[i] - N_DRAWS * wanted[i]) * (counts[i] - N_DRAWS * wanted[i]) / (N_DRAWS * wanted[i]);
+        }
         CHECK_MSG(chi < 16.3, "mode %d: chi-square %g of 3 degrees of freedom", mode, chi); // 0.1 %
     }
-    const struct { float top_p, min_p; int n; } filters[] = { { 0.49f, 0.0f, 1 }, { 0.51f, 0.0f, 2 }, { 0.0f, 0.28f, 3 }, { 0.0f, 0.9f,
-        1 }, { 0.8f, 0.45f, 2 } };
+    const struct {
+        float top_p, min_p;
+        int n;
+    } filters[] = { { 0.49f, 0.0f, 1 }, { 0.51f, 0.0f, 2 }, { 0.0f, 0.28f, 3 }, { 0.0f, 0.9f, 1 }, { 0.8f, 0.45f, 2 } };
     for (size_t k = 0; k < sizeof filters / sizeof *filters; ++k) {
         int most = 0;
         p.top_k = 40;
@@ -855,8 +952,10 @@ TEST(llm_allocations_fail) {
         gcuda_shutdown();
         CHECK_EQ_I(f.live, 0);
         fault_end(&f);
-        const bool may_succeed = !f.fired || strcmp(test_backend(), "CPU") != 0; // a plan that cannot be updated is made anew
-        CHECK_MSG(f.fired ? may_succeed || st != GCUDA_STATUS_SUCCESS : st == GCUDA_STATUS_SUCCESS, "allocation %ld: status %d, %s", k, (int) st, gcuda_last_error());
+        // a plan that cannot be updated is made anew
+        const bool may_succeed = !f.fired || strcmp(test_backend(), "CPU") != 0;
+        CHECK_MSG(f.fired ? may_succeed || st != GCUDA_STATUS_SUCCESS : st == GCUDA_STATUS_SUCCESS,
+            "allocation %ld: status %d, %s", k, (int) st, gcuda_last_error());
         if (!f.fired) { break; }
     }
     CHECK_MSG(k > 20 && k < 2000, "%ld allocations", k);
@@ -892,13 +991,24 @@ TEST(llm_allocates_nothing_per_token) {
 // >>files
 // =====================================================================================================================
 TEST(llm_refuses_files_by_name) {
-    static const char * const keys[] = { "general.architecture", "llama.context_length", "llama.embedding_length", "llama.block_count",
-        "llama.feed_forward_length", "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.model",
-        "tokenizer.ggml.tokens", "tokenizer.ggml.merges" };
-    static const struct { const char * key; uint32_t value; const char * message; } wrong[] = {
-        { "llama.block_count", 0, "block_count" }, { "llama.block_count", 513, "block_count" }, { "llama.block_count", 3, "blk.2.attn_norm.weight" },
-        { "llama.attention.head_count_kv", 3, "share 3" }, { "llama.attention.head_count", 0, "head_count" }, { "llama.attention.head_count", 6, "divide" },
-        { "llama.embedding_length", 128, "token_embd.weight" }, { "llama.rope.dimension_count", 7, "odd" }, { "llama.expert_count", 4, "expert_used_count" },
+    static const char * const keys[] = { "general.architecture", "llama.context_length", "llama.embedding_length",
+        "llama.block_count", "llama.feed_forward_length", "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.model", "tokenizer.ggml.tokens",
+        "tokenizer.ggml.merges" };
+    static const struct {
+        const char * key;
+        uint32_t value;
+        const char * message;
+    } wrong[] = {
+        { "llama.block_count", 0, "block_count" },
+        { "llama.block_count", 513, "block_count" },
+        { "llama.block_count", 3, "blk.2.attn_norm.weight" },
+        { "llama.attention.head_count_kv", 3, "share 3" },
+        { "llama.attention.head_count", 0, "head_count" },
+        { "llama.attention.head_count", 6, "divide" },
+        { "llama.embedding_length", 128, "token_embd.weight" },
+        { "llama.rope.dimension_count", 7, "odd" },
+        { "llama.expert_count", 4, "expert_used_count" },
     };
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     write_model(2);
@@ -909,7 +1019,8 @@ TEST(llm_refuses_files_by_name) {
         struct llm_model * m = NULL;
         struct gcuda_gguf_context * g = gcuda_gguf_init_from_file(model_path, params);
         REQUIRE(g != NULL);
-        CHECK_OK(is_missing ? gcuda_gguf_remove_key(g, keys[i], NULL) : gcuda_gguf_set_val_u32(g, wrong[w].key, wrong[w].value));
+        CHECK_OK(is_missing ? gcuda_gguf_remove_key(g, keys[i], NULL)
+                            : gcuda_gguf_set_val_u32(g, wrong[w].key, wrong[w].value));
         CHECK_OK(gcuda_gguf_write_to_file(g, path_of(1), false));
         gcuda_gguf_free(g);
         CHECK(llm_model_load(path_of(1), NULL, &m) != GCUDA_STATUS_SUCCESS && m == NULL);

@@ -1,19 +1,23 @@
-// Kernels of the matrix products: each instruction set that this machine has, function by function against float64, then
-// the operations' own cases (ops-matmul.h) with each set. Contains the implementation, to reach what is private.
+// Kernels of the matrix products: each instruction set that this machine has, function by function against float64,
+// then the operations' own cases (ops-matmul.h) with each set. Contains the implementation, to reach what is private.
 #define GCUDA_IMPLEMENTATION
 #include "test-ops.h"
 
 #include "ops-matmul.h"
 
+// clang-format off
 static const enum gcuda_type weight_types[] = {
-    GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4,
+    GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL,
+    GCUDA_TYPE_MXFP4,
     GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
-    GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M,
+    GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S,
+    GCUDA_TYPE_IQ1_M,
 };
+// clang-format on
 #define N_WEIGHT_TYPES ((int) (sizeof weight_types / sizeof weight_types[0]))
 
-#define FOR_SIMD(simd)                                                                              \
-    for (int isa = GCUDA_CPU_ISA_SCALAR; isa < GCUDA_CPU_ISA_COUNT; ++isa)                          \
+#define FOR_SIMD(simd)                                                     \
+    for (int isa = GCUDA_CPU_ISA_SCALAR; isa < GCUDA_CPU_ISA_COUNT; ++isa) \
         for (const struct gcudai_simd * simd = gcudai_simd_of((enum gcuda_cpu_isa) isa); simd != NULL; simd = NULL)
 
 static double random_unit(struct rng * r) { return rng_between(r, -1.0, 1.0); }
@@ -29,20 +33,24 @@ TEST(codes_of_each_format) { // scale * code + minimum is what dequantizing give
             const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
             const int group = gcudai_q_group(kind), n_blocks = N / (int) traits->blck_size;
             const size_t bytes = gcuda_row_size(type, N);
-            char * aligned = (char *) malloc(bytes), * odd = (char *) malloc(bytes + 1);
+            char *aligned = (char *) malloc(bytes), *odd = (char *) malloc(bytes + 1);
             uint8_t q[N];
             float sc[N / 16], mn[N / 16];
             double want[N];
             memset(mn, 0, sizeof mn);
-            for (int i = 0; i < n_blocks; ++i) { memcpy(aligned + (size_t) i * traits->type_size, random_block(type, &r), traits->type_size); }
+            for (int i = 0; i < n_blocks; ++i) {
+                memcpy(aligned + (size_t) i * traits->type_size, random_block(type, &r), traits->type_size);
+            }
             memcpy(odd + 1, aligned, bytes);
             decode_blocks(type, aligned, N, want);
             simd->codes(type)((const uint8_t *) odd + 1, n_blocks, q, sc, mn);
             for (int i = 0; i < N; ++i) {
                 const double code = gcudai_q_is_signed(kind) ? (double) (int8_t) q[i] : (double) q[i];
-                const double got = (double) sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) mn[i / group]);
-                CHECK_MSG(fabs(got - want[i]) <= 1e-6 * (fabs((double) sc[i / group]) * 64.0 + fabs((double) mn[i / group])), "%s %s element %d: %g, want %g",
-                          simd->name, traits->type_name, i, got, want[i]);
+                const double got =
+                    (double) sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) mn[i / group]);
+                CHECK_MSG(
+                    fabs(got - want[i]) <= 1e-6 * (fabs((double) sc[i / group]) * 64.0 + fabs((double) mn[i / group])),
+                    "%s %s element %d: %g, want %g", simd->name, traits->type_name, i, got, want[i]);
                 CHECK(gcudai_q_is_signed(kind) || q[i] < 64); // wider ones would overflow the 16-bit sums of AVX2
             }
             free(aligned), free(odd);
@@ -59,13 +67,15 @@ static void check_block(const struct gcudai_simd * simd, const float * x, const 
     const struct gcudai_q_col col = { q, &d, &s32, &r32, s16, r16 };
     simd->q_blocks(x, 1, &col);
     for (int i = 0; i < 32; ++i) {
-        CHECK_MSG(fabs((double) x[i] - (double) d * q[i]) <= 0.5001 * (double) d + 1e-36, "%s %s: %g became %g", simd->name, what,
-                  (double) x[i], (double) d * q[i]);
+        CHECK_MSG(fabs((double) x[i] - (double) d * q[i]) <= 0.5001 * (double) d + 1e-36, "%s %s: %g became %g",
+            simd->name, what, (double) x[i], (double) d * q[i]);
         CHECK(q[i] >= -127);
         sum[i / 16] += q[i];
         exact[i / 16] += (double) x[i];
     }
-    for (int i = 0; i < 2 && d > 0.0f; ++i) { CHECK_NEAR((double) d * sum[i] + (double) r16[i], exact[i], 1e-3 * (double) d); }
+    for (int i = 0; i < 2 && d > 0.0f; ++i) {
+        CHECK_NEAR((double) d * sum[i] + (double) r16[i], exact[i], 1e-3 * (double) d);
+    }
     if (d > 0.0f) { CHECK_NEAR((double) d * (sum[0] + sum[1]) + (double) r32, exact[0] + exact[1], 2e-3 * (double) d); }
     CHECK(s16[0] == d * (float) sum[0] && s16[1] == d * (float) sum[1] && s32 == d * (float) (sum[0] + sum[1]));
 }
@@ -117,13 +127,15 @@ TEST(activation_blocks_together) { // many blocks at a time give what each gives
             for (int i = 0; i < 32 && round % 6 < 5; ++i) { x[32 * odd + i] = special[round % 6]; }
             memset(f, 0, sizeof f);
             for (int way = 0; way < 2; ++way) {
-                const struct gcudai_q_col col = { q[way], f[way], f[way] + N, f[way] + 2 * N, f[way] + 3 * N, f[way] + 5 * N };
+                const struct gcudai_q_col col = { q[way], f[way], f[way] + N, f[way] + 2 * N, f[way] + 3 * N,
+                    f[way] + 5 * N };
                 for (int g = 0; g < N; g += way == 0 ? N : 1) {
                     const struct gcudai_q_col at = gcudai_q_col_skip(&col, g);
                     simd->q_blocks(x + 32 * g, way == 0 ? N : 1, &at);
                 }
             }
-            CHECK_MSG(memcmp(q[0], q[1], sizeof q[0]) == 0 && memcmp(f[0], f[1], sizeof f[0]) == 0, "%s round %d", simd->name, round);
+            CHECK_MSG(memcmp(q[0], q[1], sizeof q[0]) == 0 && memcmp(f[0], f[1], sizeof f[0]) == 0, "%s round %d",
+                simd->name, round);
         }
     }
 }
@@ -152,7 +164,8 @@ static void dot_data_fill(struct dot_data * d, struct rng * r, enum gcudai_q_kin
     }
     for (int c = 0; c < DOT_COLS; ++c) {
         for (int i = 0; i < GCUDAI_Q_CHUNK; ++i) { x[i] = i < 512 ? (i % 3 ? 1.0f : -1.0f) : (float) random_unit(r); }
-        gcudai_q_pack_column(&gcudai_simds[GCUDA_CPU_ISA_SCALAR], GCUDA_TYPE_F32, (const char *) x, 4, GCUDAI_Q_CHUNK, d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c);
+        gcudai_q_pack_column(&gcudai_simds[GCUDA_CPU_ISA_SCALAR], GCUDA_TYPE_F32, (const char *) x, 4, GCUDAI_Q_CHUNK,
+            d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c);
         d->x[c] = gcudai_q_col_at(d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c, GCUDAI_Q_CHUNK, 0);
     }
 }
@@ -164,11 +177,13 @@ static double dot_reference(const struct dot_data * d, enum gcudai_q_kind kind, 
     *size = 0.0;
     for (int i = 0; i < n; ++i) {
         const double code = gcudai_q_is_signed(kind) ? (double) (int8_t) d->q[i] : (double) d->q[i];
-        const double w = (double) d->sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) d->mn[i / group]);
+        const double w =
+            (double) d->sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) d->mn[i / group]);
         const double term = w * (double) d->x[c].d[i / 32] * d->x[c].q[i];
         sum += term;
         if (gcudai_q_has_min(kind) && i % group == 0) {
-            sum += ((double) d->mn[i / group] + DOT_CENTER * (double) d->sc[i / group]) * (double) (group == 32 ? d->x[c].r32 : d->x[c].r16)[i / group];
+            sum += ((double) d->mn[i / group] + DOT_CENTER * (double) d->sc[i / group]) *
+                   (double) (group == 32 ? d->x[c].r32 : d->x[c].r16)[i / group];
         }
         *size += fabs(term) + fabs((double) d->sc[i / group] * 128.0 * (double) d->x[c].d[i / 32] * d->x[c].q[i]);
     }
@@ -188,9 +203,11 @@ TEST(integer_products) {
                     for (int c = 0; c <= DOT_COLS; ++c) { out[c] = 3.0f; }
                     simd->q_dot(kind, d.q, d.sc, d.mn, DOT_CENTER, d.x, n_cols, n, out);
                     for (int c = 0; c <= DOT_COLS; ++c) {
-                        const double want = c < n_cols ? 3.0 + dot_reference(&d, (enum gcudai_q_kind) kind, c, n, &size) : 3.0;
-                        CHECK_MSG(fabs((double) out[c] - want) <= (c < n_cols ? 1e-6 * size : 0.0) + 1e-5, "%s kind %d cols %d n %d: column %d is %g, want %g",
-                                  simd->name, kind, n_cols, n, c, (double) out[c], want);
+                        const double want =
+                            c < n_cols ? 3.0 + dot_reference(&d, (enum gcudai_q_kind) kind, c, n, &size) : 3.0;
+                        CHECK_MSG(fabs((double) out[c] - want) <= (c < n_cols ? 1e-6 * size : 0.0) + 1e-5,
+                            "%s kind %d cols %d n %d: column %d is %g, want %g", simd->name, kind, n_cols, n, c,
+                            (double) out[c], want);
                     }
                 }
             }
@@ -212,8 +229,8 @@ TEST(rows_of_one_column) { // multiplied while they are unpacked: the very sums 
             const int k = lengths[l], block = (int) gcuda_blck_size(type);
             const size_t nb = gcuda_row_size(type, k), size = gcuda_type_size(type);
             if (k % block != 0) { continue; }
-            char * w = (char *) malloc(nb * ROWS + 1), * column = (char *) malloc(gcudai_q_col_size(k));
-            float * x = (float *) malloc((size_t) k * sizeof(float)), y[3][ROWS];
+            char *w = (char *) malloc(nb * ROWS + 1), *column = (char *) malloc(gcudai_q_col_size(k));
+            float *x = (float *) malloc((size_t) k * sizeof(float)), y[3][ROWS];
             for (size_t i = 0; i < nb * ROWS / size; ++i) { memcpy(w + 1 + i * size, random_block(type, &r), size); }
             for (int i = 0; i < k; ++i) { x[i] = (float) random_unit(&r); }
             FOR_SIMD(simd) {
@@ -225,8 +242,8 @@ TEST(rows_of_one_column) { // multiplied while they are unpacked: the very sums 
                 cols->n = 1, cols->y[0] = y[0];
                 gcudai_mm_q_dot_tile(&rows, cols, local);
                 for (int i = 0; i < ROWS; ++i) {
-                    CHECK_MSG(memcmp(&y[0][i], &y[1][i], sizeof(float)) == 0, "%s %s k %d row %d: %.9g, expanded %.9g", simd->name, gcuda_type_name(type), k, i,
-                              (double) y[0][i], (double) y[1][i]);
+                    CHECK_MSG(memcmp(&y[0][i], &y[1][i], sizeof(float)) == 0, "%s %s k %d row %d: %.9g, expanded %.9g",
+                        simd->name, gcuda_type_name(type), k, i, (double) y[0][i], (double) y[1][i]);
                 }
                 n_compared += simd->q_rows(type) != NULL;
             }
@@ -249,7 +266,9 @@ TEST(integer_panels) {
             if (simd->q_panel == NULL) { continue; }
             for (int i = 0; i < 4 * GCUDAI_Q_PANEL_ROWS; ++i) { acc[i] = 2.0f; }
             // four rows of n codes lie one behind the other in d.q; every group of four rows gets the same
-            for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; row += 4) { simd->q_panel_rows((enum gcudai_q_kind) kind, d.q, d.sc, d.mn, DOT_CENTER, n, row, &panel); }
+            for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; row += 4) {
+                simd->q_panel_rows((enum gcudai_q_kind) kind, d.q, d.sc, d.mn, DOT_CENTER, n, row, &panel);
+            }
             simd->q_panel((enum gcudai_q_kind) kind, &panel, d.x, n, acc);
             for (int c = 0; c < 4; ++c) {
                 for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; ++row) {
@@ -258,8 +277,10 @@ TEST(integer_panels) {
                     memmove(one.q, d.q + row % 4 * n, (size_t) n);
                     memmove(one.sc, d.sc + row % 4 * (n / group), (size_t) (n / group) * sizeof(float));
                     memmove(one.mn, d.mn + row % 4 * (n / group), (size_t) (n / group) * sizeof(float));
-                    const double want = 2.0 + dot_reference(&one, (enum gcudai_q_kind) kind, c, n, &size), got = (double) acc[c * GCUDAI_Q_PANEL_ROWS + row];
-                    CHECK_MSG(fabs(got - want) <= 1e-6 * size + 1e-5, "%s kind %d column %d row %d: %g, want %g", simd->name, kind, c, row, got, want);
+                    const double want = 2.0 + dot_reference(&one, (enum gcudai_q_kind) kind, c, n, &size),
+                                 got = (double) acc[c * GCUDAI_Q_PANEL_ROWS + row];
+                    CHECK_MSG(fabs(got - want) <= 1e-6 * size + 1e-5, "%s kind %d column %d row %d: %g, want %g",
+                        simd->name, kind, c, row, got, want);
                 }
             }
         }
@@ -298,10 +319,12 @@ TEST(float_products) { // any length, any address; what lies behind the row is N
                     for (int c = 0; c < n_cols; ++c) {
                         double want = 0.0;
                         for (int i = 0; i < n; ++i) {
-                            want += value_read(types[t], wraw + shift + (size_t) i * gcuda_type_size(types[t])) * value_read(GCUDA_TYPE_F32, cols[c] + 4 * i);
+                            want += value_read(types[t], wraw + shift + (size_t) i * gcuda_type_size(types[t])) *
+                                    value_read(GCUDA_TYPE_F32, cols[c] + 4 * i);
                         }
-                        CHECK_MSG(fabs((double) out[c] - want) <= 1e-5 * sqrt((double) n + 1.0), "%s %s n %d column %d of %d: %g, want %g", simd->name,
-                                  gcuda_type_name(types[t]), n, c, n_cols, (double) out[c], want);
+                        CHECK_MSG(fabs((double) out[c] - want) <= 1e-5 * sqrt((double) n + 1.0),
+                            "%s %s n %d column %d of %d: %g, want %g", simd->name, gcuda_type_name(types[t]), n, c,
+                            n_cols, (double) out[c], want);
                     }
                 }
             }
@@ -311,7 +334,8 @@ TEST(float_products) { // any length, any address; what lies behind the row is N
 
 TEST(float_panels) { // packing and micro-kernel together: rows of any type, stride and number, edges of every size
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
-    static const int sizes[][3] = { { 1, 1, 1 }, { 7, 3, 5 }, { 8, 4, 8 }, { 24, 12, 16 }, { 33, 13, 31 }, { 96, 24, 255 }, { 95, 11, 257 }, { 97, 37, 600 } };
+    static const int sizes[][3] = { { 1, 1, 1 }, { 7, 3, 5 }, { 8, 4, 8 }, { 24, 12, 16 }, { 33, 13, 31 },
+        { 96, 24, 255 }, { 95, 11, 257 }, { 97, 37, 600 } };
     struct rng r = rng_for("float panels");
     FOR_SIMD(simd) {
         for (int t = 0; t < 3; ++t) {
@@ -319,26 +343,38 @@ TEST(float_panels) { // packing and micro-kernel together: rows of any type, str
                 const int m = sizes[s][0], n = sizes[s][1], k = sizes[s][2], pad = (int) rng_below(&r, 3);
                 const size_t size = gcuda_type_size(types[t]), nb = (size_t) (k + pad) * size;
                 char * a = (char *) malloc((size_t) m * nb);
-                float * b = (float *) malloc((size_t) (n + 3) / 4 * 4 * (size_t) k * sizeof(float)), * c = (float *) malloc((size_t) m * (size_t) n * sizeof(float));
+                float *b = (float *) malloc((size_t) (n + 3) / 4 * 4 * (size_t) k * sizeof(float)),
+                      *c = (float *) malloc((size_t) m * (size_t) n * sizeof(float));
                 float * x = (float *) malloc((size_t) n * (size_t) k * sizeof(float));
                 struct gcudai_gemm_local * local = (struct gcudai_gemm_local *) malloc(sizeof *local);
                 struct gcudai_gemm g;
-                for (int i = 0; i < m * (k + pad); ++i) { value_write(types[t], a + (size_t) i * size, random_unit(&r)); }
+                for (int i = 0; i < m * (k + pad); ++i) {
+                    value_write(types[t], a + (size_t) i * size, random_unit(&r));
+                }
                 for (int i = 0; i < n * k; ++i) { x[i] = (float) random_unit(&r); }
-                for (int j = 0; j < n; j += 4) { gcudai_pack_quad(GCUDA_TYPE_F32, (const char *) (x + j * k), 4, (size_t) k * 4, n - j, k, b + j * k); }
+                for (int j = 0; j < n; j += 4) {
+                    gcudai_pack_quad(
+                        GCUDA_TYPE_F32, (const char *) (x + j * k), 4, (size_t) k * 4, n - j, k, b + j * k);
+                }
                 memset(&g, 0, sizeof g);
-                g.type = types[t], g.a = a, g.a_nb = nb, g.a_nb0 = size, g.b = b, g.c = c, g.ldc = m, g.m = m, g.n = n, g.k = k;
+                g.type = types[t], g.a = a, g.a_nb = nb, g.a_nb0 = size, g.b = b, g.c = c, g.ldc = m, g.m = m, g.n = n,
+                g.k = k;
                 for (int m0 = 0; m0 < m; m0 += GCUDAI_GEMM_MT) {
                     for (int n0 = 0; n0 < n; n0 += 24) {
-                        gcudai_gemm_tile(simd, &g, m0, GCUDAI_MIN(m0 + GCUDAI_GEMM_MT, m), n0, GCUDAI_MIN(n0 + 24, n), local);
+                        gcudai_gemm_tile(
+                            simd, &g, m0, GCUDAI_MIN(m0 + GCUDAI_GEMM_MT, m), n0, GCUDAI_MIN(n0 + 24, n), local);
                     }
                 }
                 for (int i = 0; i < m; ++i) {
                     for (int j = 0; j < n; ++j) {
                         double want = 0.0;
-                        for (int l = 0; l < k; ++l) { want += value_read(types[t], a + (size_t) i * nb + (size_t) l * size) * (double) x[j * k + l]; }
-                        CHECK_MSG(fabs((double) c[j * m + i] - want) <= 1e-5 * sqrt((double) k), "%s %s [%d %d %d] at %d %d: %g, want %g", simd->name,
-                                  gcuda_type_name(types[t]), m, n, k, i, j, (double) c[j * m + i], want);
+                        for (int l = 0; l < k; ++l) {
+                            want +=
+                                value_read(types[t], a + (size_t) i * nb + (size_t) l * size) * (double) x[j * k + l];
+                        }
+                        CHECK_MSG(fabs((double) c[j * m + i] - want) <= 1e-5 * sqrt((double) k),
+                            "%s %s [%d %d %d] at %d %d: %g, want %g", simd->name, gcuda_type_name(types[t]), m, n, k, i,
+                            j, (double) c[j * m + i], want);
                     }
                 }
                 free(a), free(b), free(c), free(x), free(local);
@@ -380,20 +416,22 @@ TEST(long_rows) { // pieces of GCUDAI_Q_CHUNK and GCUDAI_Q_PANEL_K with every ki
 TEST(block_activations) { // b in the block type that belongs to a
     FOR_SIMD(simd) {
         CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
-        mul_mat_cases("Q4_0,Q8_0>F32 Q8_0,Q8_0>F32 MXFP4,Q8_0>F32 Q4_1,Q8_1>F32 Q5_1,Q8_1>F32 Q4_K,Q8_K>F32 IQ3_S,Q8_K>F32",
-                      "512,18|512,3 512,18|512,50 256,17,2|256,2,4", LAYOUT_ROWS);
+        mul_mat_cases(
+            "Q4_0,Q8_0>F32 Q8_0,Q8_0>F32 MXFP4,Q8_0>F32 Q4_1,Q8_1>F32 Q5_1,Q8_1>F32 Q4_K,Q8_K>F32 IQ3_S,Q8_K>F32",
+            "512,18|512,3 512,18|512,50 256,17,2|256,2,4", LAYOUT_ROWS);
     }
     CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
 }
 
 TEST(half_activations) { // F16 and BF16 against every kind of weight
-    mul_mat_cases("F32,F16>F32 F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 Q4_0,F16>F32 Q6_K,BF16>F32", "256,17|256,3 256,33|256,21 256,3|256,3", LAYOUT_ROWS);
+    mul_mat_cases("F32,F16>F32 F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 Q4_0,F16>F32 Q6_K,BF16>F32",
+        "256,17|256,3 256,33|256,21 256,3|256,3", LAYOUT_ROWS);
 }
 
 // y = a x, in memory of the context.
 struct product {
     struct gcuda_context * ctx;
-    struct gcuda_tensor * a, * x, * y;
+    struct gcuda_tensor *a, *x, *y;
     struct gcuda_cgraph * graph;
 };
 static bool product_begin(struct product * q, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
@@ -408,7 +446,8 @@ static bool product_begin(struct product * q, enum gcuda_type type, int64_t k, i
 
 // Activations near the lower end of F32 count: y of x 2^-p is y of x, 2^-p times as large, as far as F32 holds it.
 TEST(tiny_activations) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q2_K, GCUDA_TYPE_IQ4_XS };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q6_K,
+        GCUDA_TYPE_Q2_K, GCUDA_TYPE_IQ4_XS };
     static const int powers[] = { 118, 121, 124, 130 };
     enum { K = 512, M = 32, MAX_N = 40 };
     static float first[M * MAX_N];
@@ -434,7 +473,8 @@ TEST(tiny_activations) {
                         const double want = first[i], got = ldexp((double) ((float *) q.y->data)[i], powers[p]);
                         error += (got - want) * (got - want), all += want * want;
                     }
-                    CHECK_MSG(error <= 1e-6 * all, "%s %s, %d columns, 2^-%d: %g", simd->name, gcuda_type_name(types[t]), n, powers[p], error / all);
+                    CHECK_MSG(error <= 1e-6 * all, "%s %s, %d columns, 2^-%d: %g", simd->name,
+                        gcuda_type_name(types[t]), n, powers[p], error / all);
                 }
                 gcuda_free(q.ctx);
             }
@@ -460,14 +500,20 @@ TEST(exact_products) {
             CHECK_OK(gcuda_build_forward_expand(q.graph, z));
             memset(ids->data, 0, gcuda_nbytes(ids));
             for (int i = 0; i < K * M; i += (int) gcuda_blck_size(weight_types[t])) {
-                memcpy((char *) q.a->data + gcuda_row_size(weight_types[t], i), random_block(weight_types[t], &r), gcuda_type_size(weight_types[t]));
+                memcpy((char *) q.a->data + gcuda_row_size(weight_types[t], i), random_block(weight_types[t], &r),
+                    gcuda_type_size(weight_types[t]));
             }
             decode_blocks(weight_types[t], q.a->data, K * M, w);
-            for (int i = 0; i < K * n; ++i) { ((float *) q.x->data)[i] = (float) random_unit(&r) * (i % 32 == 5 ? 100.0f : 1.0f); } // 8 bits lose the others
+            // 8 bits lose the others
+            for (int i = 0; i < K * n; ++i) {
+                ((float *) q.x->data)[i] = (float) random_unit(&r) * (i % 32 == 5 ? 100.0f : 1.0f);
+            }
             CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
             for (int i = 0; i < M * n; ++i) {
                 double want = 0.0;
-                for (int k = 0; k < K; ++k) { want += w[i % M * K + k] * (double) ((float *) q.x->data)[i / M * K + k]; }
+                for (int k = 0; k < K; ++k) {
+                    want += w[i % M * K + k] * (double) ((float *) q.x->data)[i / M * K + k];
+                }
                 const double y = (double) ((float *) q.y->data)[i], of_expert = (double) ((float *) z->data)[i];
                 error += (y - want) * (y - want) + (of_expert - want) * (of_expert - want), all += 2.0 * want * want;
             }
@@ -479,7 +525,8 @@ TEST(exact_products) {
 
 // y = a x with one column spoilt: that column is NaN, the others are as without it
 TEST(not_finite_activations) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K,
+        GCUDA_TYPE_IQ2_XS };
     enum { K = 512, M = 32 };
     FOR_SIMD(simd) {
         CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
@@ -501,7 +548,8 @@ TEST(not_finite_activations) {
                 CHECK_OK(gcuda_graph_compute_with_ctx(q.ctx, q.graph, 1));
                 for (int i = 0; i < M * n; ++i) {
                     const float v = ((float *) q.y->data)[i];
-                    CHECK_MSG(i / M == 1 ? isnan(v) : isfinite(v), "%s %s: column %d is %g", simd->name, gcuda_type_name(types[t]), i / M, (double) v);
+                    CHECK_MSG(i / M == 1 ? isnan(v) : isfinite(v), "%s %s: column %d is %g", simd->name,
+                        gcuda_type_name(types[t]), i / M, (double) v);
                 }
                 gcuda_free(q.ctx);
             }

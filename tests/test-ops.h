@@ -44,13 +44,12 @@ struct arr {
     double * d; // ne[0] fastest
 };
 
-#define AT(a, i0, i1, i2, i3) \
-    ((a)->d[(i0) + (a)->ne[0] * ((i1) + (a)->ne[1] * ((i2) + (a)->ne[2] * (int64_t) (i3)))])
+#define AT(a, i0, i1, i2, i3) ((a)->d[(i0) + (a)->ne[0] * ((i1) + (a)->ne[1] * ((i2) + (a)->ne[2] * (int64_t) (i3)))])
 
 // for (i3..) for (i2..) for (i1..) for (i0..) over the elements of a, as `FOR_ARR(a) { AT(a, i0, i1, i2, i3) = 0; }`
-#define FOR_ROWS(a)                                   \
-    for (int64_t i3 = 0; i3 < (a)->ne[3]; ++i3)       \
-        for (int64_t i2 = 0; i2 < (a)->ne[2]; ++i2)   \
+#define FOR_ROWS(a)                                 \
+    for (int64_t i3 = 0; i3 < (a)->ne[3]; ++i3)     \
+        for (int64_t i2 = 0; i2 < (a)->ne[2]; ++i2) \
             for (int64_t i1 = 0; i1 < (a)->ne[1]; ++i1)
 #define FOR_ARR(a) FOR_ROWS(a) for (int64_t i0 = 0; i0 < (a)->ne[0]; ++i0)
 
@@ -90,23 +89,41 @@ struct op_type {
     size_t size;
 };
 static const struct op_type op_types[] = {
-    { "F32", GCUDA_TYPE_F32, 1, 4 }, { "F16", GCUDA_TYPE_F16, 1, 2 }, { "BF16", GCUDA_TYPE_BF16, 1, 2 },
-    { "F64", GCUDA_TYPE_F64, 1, 8 }, { "I8", GCUDA_TYPE_I8, 1, 1 }, { "I16", GCUDA_TYPE_I16, 1, 2 },
-    { "I32", GCUDA_TYPE_I32, 1, 4 }, { "I64", GCUDA_TYPE_I64, 1, 8 }, { "Q4_0", GCUDA_TYPE_Q4_0, 32, 18 },
-    { "Q4_1", GCUDA_TYPE_Q4_1, 32, 20 }, { "Q5_0", GCUDA_TYPE_Q5_0, 32, 22 }, { "Q5_1", GCUDA_TYPE_Q5_1, 32, 24 },
-    { "Q8_0", GCUDA_TYPE_Q8_0, 32, 34 }, { "Q8_1", GCUDA_TYPE_Q8_1, 32, 36 }, { "IQ4_NL", GCUDA_TYPE_IQ4_NL, 32, 18 },
-    { "MXFP4", GCUDA_TYPE_MXFP4, 32, 17 }, { "Q2_K", GCUDA_TYPE_Q2_K, 256, 84 }, { "Q3_K", GCUDA_TYPE_Q3_K, 256, 110 },
-    { "Q4_K", GCUDA_TYPE_Q4_K, 256, 144 }, { "Q5_K", GCUDA_TYPE_Q5_K, 256, 176 }, { "Q6_K", GCUDA_TYPE_Q6_K, 256, 210 },
-    { "Q8_K", GCUDA_TYPE_Q8_K, 256, 292 }, { "IQ2_XXS", GCUDA_TYPE_IQ2_XXS, 256, 66 },
-    { "IQ2_XS", GCUDA_TYPE_IQ2_XS, 256, 74 }, { "IQ3_XXS", GCUDA_TYPE_IQ3_XXS, 256, 98 },
-    { "IQ1_S", GCUDA_TYPE_IQ1_S, 256, 50 }, { "IQ3_S", GCUDA_TYPE_IQ3_S, 256, 110 },
-    { "IQ2_S", GCUDA_TYPE_IQ2_S, 256, 82 }, { "IQ4_XS", GCUDA_TYPE_IQ4_XS, 256, 136 },
+    { "F32", GCUDA_TYPE_F32, 1, 4 },
+    { "F16", GCUDA_TYPE_F16, 1, 2 },
+    { "BF16", GCUDA_TYPE_BF16, 1, 2 },
+    { "F64", GCUDA_TYPE_F64, 1, 8 },
+    { "I8", GCUDA_TYPE_I8, 1, 1 },
+    { "I16", GCUDA_TYPE_I16, 1, 2 },
+    { "I32", GCUDA_TYPE_I32, 1, 4 },
+    { "I64", GCUDA_TYPE_I64, 1, 8 },
+    { "Q4_0", GCUDA_TYPE_Q4_0, 32, 18 },
+    { "Q4_1", GCUDA_TYPE_Q4_1, 32, 20 },
+    { "Q5_0", GCUDA_TYPE_Q5_0, 32, 22 },
+    { "Q5_1", GCUDA_TYPE_Q5_1, 32, 24 },
+    { "Q8_0", GCUDA_TYPE_Q8_0, 32, 34 },
+    { "Q8_1", GCUDA_TYPE_Q8_1, 32, 36 },
+    { "IQ4_NL", GCUDA_TYPE_IQ4_NL, 32, 18 },
+    { "MXFP4", GCUDA_TYPE_MXFP4, 32, 17 },
+    { "Q2_K", GCUDA_TYPE_Q2_K, 256, 84 },
+    { "Q3_K", GCUDA_TYPE_Q3_K, 256, 110 },
+    { "Q4_K", GCUDA_TYPE_Q4_K, 256, 144 },
+    { "Q5_K", GCUDA_TYPE_Q5_K, 256, 176 },
+    { "Q6_K", GCUDA_TYPE_Q6_K, 256, 210 },
+    { "Q8_K", GCUDA_TYPE_Q8_K, 256, 292 },
+    { "IQ2_XXS", GCUDA_TYPE_IQ2_XXS, 256, 66 },
+    { "IQ2_XS", GCUDA_TYPE_IQ2_XS, 256, 74 },
+    { "IQ3_XXS", GCUDA_TYPE_IQ3_XXS, 256, 98 },
+    { "IQ1_S", GCUDA_TYPE_IQ1_S, 256, 50 },
+    { "IQ3_S", GCUDA_TYPE_IQ3_S, 256, 110 },
+    { "IQ2_S", GCUDA_TYPE_IQ2_S, 256, 82 },
+    { "IQ4_XS", GCUDA_TYPE_IQ4_XS, 256, 136 },
     { "IQ1_M", GCUDA_TYPE_IQ1_M, 256, 56 },
 };
 #define OP_N_TYPES (sizeof op_types / sizeof op_types[0])
 
 // The weight types, for `.types = "F32 " WEIGHT_TYPES`; write ",F32" forms with op_types_with
-#define WEIGHT_TYPES                                                                                       \
+#define WEIGHT_TYPES                                                                                   \
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S " \
     "IQ3_XXS IQ3_S IQ4_XS"
 
@@ -119,7 +136,8 @@ static const struct op_type * op_type_find(enum gcuda_type type) { // NULL: no t
 static const struct op_type * op_type_of(enum gcuda_type type) {
     const struct op_type * t = op_type_find(type);
     if (t == NULL) {
-        fprintf(stderr, "op_types in tests/test-ops.h has no row for type %d (%s)\n", (int) type, gcuda_type_name(type));
+        fprintf(
+            stderr, "op_types in tests/test-ops.h has no row for type %d (%s)\n", (int) type, gcuda_type_name(type));
         exit(1);
     }
     return t;
@@ -131,8 +149,8 @@ TEST_UNUSED static const char * op_types_with(const char * types, const char * s
     char * out = text;
     for (const char * p = types; *p;) {
         const size_t n = strcspn(p, " ");
-        out += snprintf(out, sizeof text - (size_t) (out - text), "%s%.*s%s", out == text ? "" : " ", (int) n, p,
-            suffix);
+        out +=
+            snprintf(out, sizeof text - (size_t) (out - text), "%s%.*s%s", out == text ? "" : " ", (int) n, p, suffix);
         p += n + strspn(p + n, " ");
     }
     return text;
@@ -205,8 +223,8 @@ static double value_read(enum gcuda_type type, const void * p) {
 static void value_write(enum gcuda_type type, void * p, double x) { // rounded to nearest even; integers: truncated
     const uint16_t h = bits_f16(round_f16(x)), b = (uint16_t) (bits_f32((float) round_bf16(x)) >> 16);
     const float f = (float) x;
-    const bool is_int = type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I16 || type == GCUDA_TYPE_I32
-        || type == GCUDA_TYPE_I64;
+    const bool is_int =
+        type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I16 || type == GCUDA_TYPE_I32 || type == GCUDA_TYPE_I64;
     const int64_t i64 = is_int && fabs(x) < 9e18 ? (int64_t) x : 0;
     const int32_t i32 = (int32_t) i64;
     const int16_t i16 = (int16_t) i64;
@@ -374,7 +392,8 @@ static const char * const layout_names[] = { "packed", "offset", "padded", "view
 #define LAYOUT_PERMUTED (1u << PERMUTED)     // dimensions 1 and 2 exchanged
 #define LAYOUT_TRANSPOSED (1u << TRANSPOSED) // dimensions 0 and 1 exchanged; plain types only
 #define LAYOUT_SHUFFLED (1u << SHUFFLED)     // every dimension somewhere else; plain types only
-// LONE: packed, and so for every input; but where a dimension has one element, its stride is anything, as views leave it
+// LONE: packed, and so for every input; but where a dimension has one element, its stride is anything, as views leave
+// it
 #define LAYOUT_ROWS (LAYOUT_OFFSET | LAYOUT_PADDED | LAYOUT_GAPS | LAYOUT_PERMUTED) // packed rows, anything else
 #define LAYOUT_ANY (LAYOUT_ROWS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED)
 
@@ -387,20 +406,21 @@ struct op_in {
 
 struct op_test {
     const char * name; // of the cases; NULL: the running test. Begins with that.
-    const char * types, * shapes, * tag;
+    const char *types, *shapes, *tag;
     int n_in;
     struct op_in in[OP_MAX_IN];
     build_fn build, inplace; // inplace may be NULL; its result must be input 0
     ref_fn ref;
     const void * p;
-    double max_nmse;    // 0: exact
-    unsigned reuse;     // bit k: the result may be placed on source k
-    bool aliases;       // the result is a view of an input also in `build` (cpy, clamp, set_rows ...)
-    bool expect_nan;    // NaN in the reference means NaN wanted
-    bool keep_blocks;   // quantized result: the reference has decoded blocks, not numbers to quantize
-    bool no_max_error;  // only the NMSE counts
+    double max_nmse;     // 0: exact
+    unsigned reuse;      // bit k: the result may be placed on source k
+    bool aliases;        // the result is a view of an input also in `build` (cpy, clamp, set_rows ...)
+    bool expect_nan;     // NaN in the reference means NaN wanted
+    bool keep_blocks;    // quantized result: the reference has decoded blocks, not numbers to quantize
+    bool no_max_error;   // only the NMSE counts
     gcuda_status status; // what computing must return
-    const char * refuses; // types that source 0 of `build` must not have, such as "I32 Q4_0"; NULL as source 0 is tried too
+    // types that source 0 of `build` must not have, such as "I32 Q4_0"; NULL as source 0 is tried too
+    const char * refuses;
     // Instead of comparing with `ref`: says what is wrong in the result, or NULL
     const char * (*judge)(const struct op_case * c, const struct arr * got);
 };
@@ -459,8 +479,8 @@ static size_t tensor_bytes(const struct gcuda_tensor * t) {
     return n;
 }
 
-static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne,
-    enum layout layout) {
+static struct gcuda_tensor * make_input(
+    struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, enum layout layout) {
     const int64_t b = op_type_of(type)->blck;
     const int64_t n = ne[0] * ne[1] * ne[2] * ne[3];
     if (n == 0) { return gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]); }
@@ -473,8 +493,8 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
     if (layout == PADDED) {
         struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1], ne[2], ne[3]);
         if (base == NULL) { return NULL; }
-        return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3],
-            row_bytes(type, b));
+        return gcuda_view_4d(
+            ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3], row_bytes(type, b));
     }
     if (layout == GAPS) {
         struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1] + 2, ne[2] + 1, ne[3] + 1);
@@ -493,7 +513,8 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
     }
     struct gcuda_tensor * packed = gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]);
     if (layout == LONE && packed != NULL) {
-        struct gcuda_tensor * t = gcuda_view_4d(ctx, packed, ne[0], ne[1], ne[2], ne[3], packed->nb[1], packed->nb[2], packed->nb[3], 0);
+        struct gcuda_tensor * t =
+            gcuda_view_4d(ctx, packed, ne[0], ne[1], ne[2], ne[3], packed->nb[1], packed->nb[2], packed->nb[3], 0);
         for (int d = 0; t != NULL && d < 4; ++d) {
             if (ne[d] == 1) { t->nb[d] = packed->nb[0] * (size_t) (1013 + d); }
         }
@@ -642,16 +663,18 @@ static bool compare_row(const struct op_test * t, enum gcuda_type type, const do
     return true;
 }
 
-// A case passes within two bounds: NMSE (max_nmse) of the whole result, and for each element 8 * sqrt(max_nmse) * rms of its row.
-// Exceptions of the second one:
+// A case passes within two bounds: NMSE (max_nmse) of the whole result, and for each element 8 * sqrt(max_nmse) * rms
+// of its row. Exceptions of the second one:
 //   rows of one element     taken together; with max_nmse above 1e-5 rows below 32 elements too
-//   one unit in the last place of a 16-bit result: the other side of a rounding boundary. In neither bound, but at most 2 and 1 in 32
+//   one unit in the last place of a 16-bit result: the other side of a rounding boundary. In neither bound, but at most
+//   2 and 1 in 32
 //   errors below FLT_MIN    do not count, unless the result is to be exact; an rms is at least 8 * FLT_MIN
 //   quantized results       one neighbouring code exceeds the bound: NMSE alone
-//   no_max_error            logarithms around 1, which may vanish, arguments from the ends of F32, and at level full triangular systems of
-//                           up to 128 unknowns, whose single rows cancel further than F32 can follow: NMSE alone
-static void compare_arr(const struct op_test * t, enum gcuda_type type, const struct arr * want,
-    const struct arr * got) {
+//   no_max_error            logarithms around 1, which may vanish, arguments from the ends of F32, and at level full
+//                           triangular systems of up to 128 unknowns, whose single rows cancel further than F32 can
+//                           follow: NMSE alone
+static void compare_arr(
+    const struct op_test * t, enum gcuda_type type, const struct arr * want, const struct arr * got) {
     struct op_error e;
     memset(&e, 0, sizeof e);
     // numbers too few to have an rms are taken together: single ones, and with inputs that are rounded short rows too
@@ -671,8 +694,8 @@ static void compare_arr(const struct op_test * t, enum gcuda_type type, const st
     if (t->max_nmse == 0.0) {
         CHECK_MSG(e.n_flips == 0, "%" PRId64 " elements differ in the last place, and none may", e.n_flips);
     } else {
-        CHECK_MSG(e.n_flips <= 2 + e.n / 32, "%" PRId64 " of %" PRId64 " elements rounded the wrong way", e.n_flips,
-            e.n);
+        CHECK_MSG(
+            e.n_flips <= 2 + e.n / 32, "%" PRId64 " of %" PRId64 " elements rounded the wrong way", e.n_flips, e.n);
     }
 }
 
@@ -693,16 +716,16 @@ struct op_run {
     int n_in;
     bool inplace;
     int reuse; // source whose memory the result takes, or -1
-    struct gcuda_context * ctx_in, * ctx_op;
+    struct gcuda_context *ctx_in, *ctx_op;
     gcuda_backend_buffer_t buf_in, buf_op;
-    struct gcuda_tensor * src[OP_MAX_IN], * y;
+    struct gcuda_tensor *src[OP_MAX_IN], *y;
     struct op_root roots[OP_MAX_IN * 2 + 8];
     int n_roots;
 };
 
 // GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is
-// skipped. GCUDA_TEST_CAPTURE besides: every case as a CUDA graph instead of the second run, with 1 one that the test captures,
-// with 2 the one that the backend makes of a plan in its cache (programs built with TEST_CAPTURE).
+// skipped. GCUDA_TEST_CAPTURE besides: every case as a CUDA graph instead of the second run, with 1 one that the test
+// captures, with 2 the one that the backend makes of a plan in its cache (programs built with TEST_CAPTURE).
 // With GCUDA_TEST_CUT=1 the second run has an abort callback, and cuts every node into slices as small as can be.
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
 static bool op_on_device, op_is_cut, op_is_replayed;
@@ -728,9 +751,10 @@ static bool op_device_ready(gcuda_backend_t backend, int which) {
            CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, op_never_aborts, &op_n_asked, 1e-9f));
 }
 
-// GCUDA_TEST_SHARED_KB=48: kernels have no more shared memory than there is everywhere. GCUDA_TEST_BY_NODE=1: without plans.
+// GCUDA_TEST_SHARED_KB=48: kernels have no more shared memory than there is everywhere. GCUDA_TEST_BY_NODE=1: without
+// plans.
 static gcuda_backend_t op_backend_of(const char * device) {
-    const char * shared = getenv("GCUDA_TEST_SHARED_KB"), * by_node = getenv("GCUDA_TEST_BY_NODE");
+    const char *shared = getenv("GCUDA_TEST_SHARED_KB"), *by_node = getenv("GCUDA_TEST_BY_NODE");
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     if (shared == NULL && by_node == NULL) { return gcuda_backend_init_by_name(device, NULL); }
@@ -779,7 +803,8 @@ TEST_UNUSED static gcuda_backend_buffer_t op_place(struct gcuda_context * ctx) {
     }
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], size);
     char * base = buf ? (char *) gcuda_backend_buffer_get_base(buf) : NULL;
-    // behind tensors too: who uses what is there gets NaN, and initcheck counts all 16 bytes of a copy that is to read fewer
+    // behind tensors too: who uses what is there gets NaN, and initcheck counts all 16 bytes of a copy that is to read
+    // fewer
     bool ok = buf != NULL && gcuda_backend_buffer_clear(buf, 0xFF) == GCUDA_STATUS_SUCCESS;
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); ok && t; t = gcuda_get_next_tensor(ctx, t)) {
         if (t->data != NULL) { continue; }
@@ -947,15 +972,15 @@ static bool same_ne(const int64_t * a, const int64_t * b) { return memcmp(a, b, 
 
 static void run_check_shape(struct op_run * r) {
     const struct gcuda_tensor * y = r->y;
-    CHECK_MSG(same_ne(y->ne, r->out.ne), "result has shape [%" PRId64 ", %" PRId64 ", "
-        "%" PRId64 ", %" PRId64 "], want [%" PRId64
-        ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", y->ne[0], y->ne[1], y->ne[2], y->ne[3], r->out.ne[0], r->out.ne[1],
-        r->out.ne[2], r->out.ne[3]);
+    CHECK_MSG(same_ne(y->ne, r->out.ne),
+        "result has shape [%" PRId64 ", %" PRId64 ", "
+        "%" PRId64 ", %" PRId64 "], want [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]",
+        y->ne[0], y->ne[1], y->ne[2], y->ne[3], r->out.ne[0], r->out.ne[1], r->out.ne[2], r->out.ne[3]);
     CHECK_MSG(y->type == r->out_type, "result has type %d, want %d", (int) y->type, (int) r->out_type);
     CHECK_MSG(!r->inplace || (tensor_root(r->y) == tensor_root(r->src[0]) && y->data == r->src[0]->data),
         "an in-place result is not its source");
-    CHECK_MSG(r->inplace || r->t->aliases || y->view_src == NULL || y->op == GCUDA_OP_RESHAPE
-        || y->op == GCUDA_OP_VIEW || y->op == GCUDA_OP_PERMUTE || y->op == GCUDA_OP_TRANSPOSE,
+    CHECK_MSG(r->inplace || r->t->aliases || y->view_src == NULL || y->op == GCUDA_OP_RESHAPE ||
+                  y->op == GCUDA_OP_VIEW || y->op == GCUDA_OP_PERMUTE || y->op == GCUDA_OP_TRANSPOSE,
         "the result is a view and should be a tensor of its own");
 }
 
@@ -1013,7 +1038,8 @@ static bool may_differ_in_slices(const struct gcuda_tensor * t) {
 
 static bool run_must_be_equal(const struct op_run * r) {
     bool may_differ = false; // all nodes: the result may be a view of another's
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); op_is_cut && t; t = gcuda_get_next_tensor(r->ctx_op, t)) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); op_is_cut && t;
+         t = gcuda_get_next_tensor(r->ctx_op, t)) {
         may_differ = may_differ || may_differ_in_slices(t);
     }
     return !may_differ;
@@ -1066,7 +1092,8 @@ static cudaGraphExec_t run_capture(struct gcuda_cgraph * g) {
     }
     const gcuda_status st = gcuda_backend_graph_compute_async(op_backends[0], g);
     const cudaError_t err = cudaStreamEndCapture(stream, &graph);
-    CHECK_MSG(st == GCUDA_STATUS_SUCCESS && err == cudaSuccess, "capturing: %s; %s", gcuda_last_error(), cudaGetErrorString(err));
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS && err == cudaSuccess, "capturing: %s; %s", gcuda_last_error(),
+        cudaGetErrorString(err));
     if (graph != NULL) {
         CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
         CHECK(cudaGraphDestroy(graph) == cudaSuccess);
@@ -1088,7 +1115,8 @@ static void run_replays(struct op_run * r, const char * name) {
         CHECK(cudaGraphLaunch(exec, gcuda_backend_cuda_get_stream(op_backends[0])) == cudaSuccess);
         const gcuda_status st = gcuda_backend_synchronize(op_backends[0]);
         // that indices are looked at when the stream is waited for is decided as the work is enqueued: by the capture
-        CHECK_MSG(st == r->t->status || round > 1, "replay %d returns %d, want %d: %s", round, (int) st, (int) r->t->status, gcuda_last_error());
+        CHECK_MSG(st == r->t->status || round > 1, "replay %d returns %d, want %d: %s", round, (int) st,
+            (int) r->t->status, gcuda_last_error());
         run_check_roots(r);
         run_compare(r);
     }
@@ -1098,15 +1126,17 @@ static void run_replays(struct op_run * r, const char * name) {
 
 static bool run_has_work(const struct op_run * r) { // something is launched for it
     bool has = false;
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); t != NULL; t = gcuda_get_next_tensor(r->ctx_op, t)) {
-        const bool is_view = t->op == GCUDA_OP_RESHAPE || t->op == GCUDA_OP_VIEW || t->op == GCUDA_OP_PERMUTE || t->op == GCUDA_OP_TRANSPOSE;
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); t != NULL;
+         t = gcuda_get_next_tensor(r->ctx_op, t)) {
+        const bool is_view = t->op == GCUDA_OP_RESHAPE || t->op == GCUDA_OP_VIEW || t->op == GCUDA_OP_PERMUTE ||
+                             t->op == GCUDA_OP_TRANSPOSE;
         has = has || (t->op != GCUDA_OP_NONE && !is_view && gcuda_nelements(t) > 0);
     }
     return has;
 }
 
-// GCUDA_TEST_CAPTURE=2: computed three times more on data that differs, each time as a graph of its own that has the same plan: the
-// second time the backend makes a CUDA graph of it, which it launches from then on.
+// GCUDA_TEST_CAPTURE=2: computed three times more on data that differs, each time as a graph of its own that has the
+// same plan: the second time the backend makes a CUDA graph of it, which it launches from then on.
 static void run_own_graphs(struct op_run * r, const char * name) {
     struct gcuda_cuda_plan_stats before, after;
     bool ok = CHECK_OK(gcuda_backend_cuda_get_plan_stats(op_backends[0], &before));
@@ -1187,7 +1217,7 @@ static bool parse_types(const char * s, size_t n, struct op_run * r) {
 }
 
 static void parse_shapes(const char * s, size_t n, struct op_run * r) {
-    const char * end = s + n, * p = s;
+    const char *end = s + n, *p = s;
     for (int k = 0; k < OP_MAX_IN; ++k) {
         int64_t * ne = r->in[k].ne;
         const char * q = p;
@@ -1236,7 +1266,8 @@ static void run_variant(const struct op_test * t, const char * types, size_t n_t
     parse_shapes(shapes, n_shapes, &r);
     if (parse_types(types, n_types, &r)) {
         for (int k = 0; k < t->n_in; ++k) {
-            const bool strided = v.strided >> k & 1 && layout_fits(v.layout, r.c.types[k]) && !(v.layout == LONE && t->in[k].is_param);
+            const bool strided =
+                v.strided >> k & 1 && layout_fits(v.layout, r.c.types[k]) && !(v.layout == LONE && t->in[k].is_param);
             r.layout[k] = strided ? v.layout : PACKED;
         }
         run_case(&r, name);
@@ -1244,13 +1275,13 @@ static void run_variant(const struct op_test * t, const char * types, size_t n_t
     test_case_end();
 }
 
-static bool can_reuse(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
-    size_t n_shapes, int k) {
+static bool can_reuse(
+    const struct op_test * t, const char * types, size_t n_types, const char * shapes, size_t n_shapes, int k) {
     struct op_run r;
     memset(&r, 0, sizeof r);
     parse_shapes(shapes, n_shapes, &r);
-    return k < t->n_in && parse_types(types, n_types, &r) && r.c.types[k] == r.out_type
-        && same_ne(r.in[k].ne, r.in[0].ne);
+    return k < t->n_in && parse_types(types, n_types, &r) && r.c.types[k] == r.out_type &&
+           same_ne(r.in[k].ne, r.in[0].ne);
 }
 
 static bool has_lone(const struct op_test * t, const char * shapes, size_t n_shapes) {
@@ -1264,8 +1295,8 @@ static bool has_lone(const struct op_test * t, const char * shapes, size_t n_sha
     return false;
 }
 
-static void run_layouts(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
-    size_t n_shapes) {
+static void run_layouts(
+    const struct op_test * t, const char * types, size_t n_types, const char * shapes, size_t n_shapes) {
     struct op_variant v = { 0, PACKED, false, -1 };
     run_variant(t, types, n_types, shapes, n_shapes, v);
     if ((types == t->types || test_full()) && has_lone(t, shapes, n_shapes)) {
@@ -1311,7 +1342,9 @@ static void op_test_refuses(const struct op_test * t) {
         const size_t n = strcspn(ty, " ");
         enum gcuda_type type = GCUDA_TYPE_F32;
         CHECK_MSG(n == 0 || parse_type(ty, n, &type), "no type %s", ty);
-        for (int k = n == 0; k < t->n_in; ++k) { in[k] = gcuda_new_tensor_2d(ctx, k == 0 ? type : GCUDA_TYPE_F32, 256, 4); }
+        for (int k = n == 0; k < t->n_in; ++k) {
+            in[k] = gcuda_new_tensor_2d(ctx, k == 0 ? type : GCUDA_TYPE_F32, 256, 4);
+        }
         CHECK_MSG(t->build(ctx, in, t->p) == NULL, "source 0 may be %.*s", n > 0 ? (int) n : 4, n > 0 ? ty : "NULL");
         CHECK_MSG(gcuda_context_status(ctx) != GCUDA_STATUS_SUCCESS, "no error is kept for source 0 %.*s", (int) n, ty);
         gcuda_free(ctx);
@@ -1339,10 +1372,10 @@ TEST_UNUSED static void op_test_run(const struct op_test * t) {
 // =====================================================================================================================
 // CHECK_REFUSED(ctx, gcuda_add(ctx, a, b), "add", "[4, 8, 1, 1]"): the constructor returns NULL, and the message has
 // every part. The error is cleared, so the next constructor starts afresh.
-#define CHECK_REFUSED(ctx, call, ...)                                             \
-    do {                                                                          \
-        const char * const parts_[] = { __VA_ARGS__, NULL };                      \
-        test_refused(__FILE__, __LINE__, #call, (ctx), (call), parts_);           \
+#define CHECK_REFUSED(ctx, call, ...)                                   \
+    do {                                                                \
+        const char * const parts_[] = { __VA_ARGS__, NULL };            \
+        test_refused(__FILE__, __LINE__, #call, (ctx), (call), parts_); \
     } while (0)
 
 TEST_UNUSED static void test_refused(const char * file, int line, const char * what, struct gcuda_context * ctx,

@@ -48,9 +48,9 @@ struct job {
     int64_t n_chunks;
     int n_threads;
     int64_t chunk_us;
-    int hits[MAX_CHUNKS];         // plain ints: two runs of one chunk are a race that the sanitizer sees
-    int of_thread[MAX_CHUNKS];    // which thread
-    gcudai_atomic_i32 busy[16];   // per thread index
+    int hits[MAX_CHUNKS];       // plain ints: two runs of one chunk are a race that the sanitizer sees
+    int of_thread[MAX_CHUNKS];  // which thread
+    gcudai_atomic_i32 busy[16]; // per thread index
     gcudai_atomic_i32 n_bad;
 };
 
@@ -124,7 +124,9 @@ TEST(every_chunk_runs_once) {
         CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), n);
         int n_by_workers = 0;
         // other programs may keep all cores from the workers for a while
-        for (int tries = 0; tries < (n == 1 ? 1 : 200) && n_by_workers == 0; ++tries) { run_callers(pool, 1, 500, &n_by_workers); }
+        for (int tries = 0; tries < (n == 1 ? 1 : 200) && n_by_workers == 0; ++tries) {
+            run_callers(pool, 1, 500, &n_by_workers);
+        }
         CHECK(n == 1 ? n_by_workers == 0 : n_by_workers > 0);
         run_callers(pool, 3, 500, &n_by_workers); // callers wait for each other
         gcuda_threadpool_free(pool);
@@ -292,7 +294,9 @@ static void note_start(void * data, int index) {
     char name[32] = "", want[32];
     sigset_t mask;
     snprintf(want, sizeof want, "gcuda-%d", index);
-    if (pthread_getname_np(pthread_self(), name, sizeof name) != 0 || strcmp(name, want) != 0) { gcudai_atomic_add_i32(&s->n_bad, 1); }
+    if (pthread_getname_np(pthread_self(), name, sizeof name) != 0 || strcmp(name, want) != 0) {
+        gcudai_atomic_add_i32(&s->n_bad, 1);
+    }
     const bool can_see = pthread_sigmask(SIG_SETMASK, NULL, &mask) == 0;
     if (!can_see || !sigismember(&mask, SIGUSR1) || !sigismember(&mask, SIGINT) || sigismember(&mask, SIGSEGV)) {
         gcudai_atomic_add_i32(&s->n_bad, 1);
@@ -332,7 +336,8 @@ TEST(threads_have_names_masks_and_a_hook) {
 #endif
 #endif
 #if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
-// In a child of fork() a pool from before computes on the calling thread, a backend starts threads of its own, and all is freed.
+// In a child of fork() a pool from before computes on the calling thread, a backend starts threads of its own, and all
+// is freed.
 struct forked {
     gcuda_backend_t cpu;
     struct gcuda_threadpool * pool;
@@ -381,7 +386,8 @@ TEST(a_child_of_fork_computes_and_frees) {
         if (child == 0) { _exit(child_of_fork(&f, want)); }
         int status = -1;
         CHECK(waitpid(child, &status, 0) == child);
-        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d ended with %d, signal %d", k, WEXITSTATUS(status), WTERMSIG(status));
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d ended with %d, signal %d", k,
+            WEXITSTATUS(status), WTERMSIG(status));
         CHECK_OK(gcuda_backend_graph_compute(f.cpu, f.graph)); // and the parent goes on
         CHECK(memcmp(f.y->data, want, gcuda_nbytes(f.y)) == 0);
         gcuda_backend_free(f.cpu);
@@ -468,7 +474,8 @@ static void run_on_threads(struct executor_state * e, int n_threads, int n_jobs,
     struct executor_call calls[8];
     int n = 0;
     for (; n < n_threads && n < 8; ++n) {
-        calls[n].state = e, calls[n].job = job, calls[n].job_data = job_data, calls[n].n_jobs = n_jobs, calls[n].next = &next;
+        calls[n].state = e, calls[n].job = job, calls[n].job_data = job_data, calls[n].n_jobs = n_jobs,
+        calls[n].next = &next;
         if (!gcudai_thread_start(&calls[n].thread, executor_main, &calls[n])) { break; }
     }
     if (n == 0) { gcudai_atomic_add_i32(&e->n_bad, 1); }
@@ -481,16 +488,18 @@ static void execute(void * user, int n_jobs, gcuda_job job, void * job_data) {
     gcudai_atomic_add_i32(&e->n_jobs, n_jobs);
     gcudai_atomic_add_i32(&e->n_bad, n_jobs < 2 || n_jobs > 7 || rounding() != e->rounding);
     switch (e->kind) {
+            // clang-format off
     case FORWARD: for (int i = 0; i < n_jobs; ++i) { job(job_data, i); } break;
     case BACKWARD: for (int i = n_jobs; i > 0; --i) { job(job_data, i - 1); } break;
     case ON_ANOTHER: run_on_threads(e, 1, n_jobs, job, job_data); break; // the computing thread only waits
     case TWO_THREADS: run_on_threads(e, 2, n_jobs, job, job_data); break;
     case MANY_THREADS: run_on_threads(e, n_jobs, n_jobs, job, job_data); break;
     case NO_JOB: break;
-    case ONE_JOB_TWICE:
-        for (int i = 0; i < n_jobs; ++i) { job(job_data, i); }
-        job(job_data, 0);
-        break;
+        // clang-format on
+        case ONE_JOB_TWICE:
+            for (int i = 0; i < n_jobs; ++i) { job(job_data, i); }
+            job(job_data, 0);
+            break;
     }
 }
 
@@ -512,7 +521,8 @@ struct work { // a graph whose nodes have several phases, scratch memory and man
 static bool make_work(struct work * w, int n) {
     const struct gcuda_init_params in_memory = { 0, NULL, false };
     w->ctx = gcuda_init(in_memory);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_Q8_0, n, n), * x = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_F32, n, n);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_Q8_0, n, n),
+                        *x = gcuda_new_tensor_2d(w->ctx, GCUDA_TYPE_F32, n, n);
     w->y = gcuda_cumsum(w->ctx, gcuda_soft_max(w->ctx, gcuda_rms_norm(w->ctx, gcuda_mul_mat(w->ctx, a, x), 1e-6f)));
     w->graph = gcuda_new_graph(w->ctx);
     if (gcuda_build_forward_expand(w->graph, w->y) != GCUDA_STATUS_SUCCESS) { return false; }
@@ -596,7 +606,8 @@ TEST(a_job_system_that_loses_jobs_is_named) {
         struct gcuda_threadpool * pool = executor_pool(&e, (enum executor) kind, 4);
         REQUIRE(pool != NULL);
         compute_on(pool, &w, GCUDA_STATUS_FAILED, NULL);
-        CHECK_HAS(gcuda_last_error(), kind == NO_JOB ? "parallel_for returned after 0 calls of its job, want 4" : "after 5 calls");
+        CHECK_HAS(gcuda_last_error(),
+            kind == NO_JOB ? "parallel_for returned after 0 calls of its job, want 4" : "after 5 calls");
         e.kind = FORWARD;
         compute_on(pool, &w, GCUDA_STATUS_SUCCESS, want); // the pool is as before
         gcuda_threadpool_free(pool);
@@ -657,11 +668,13 @@ static bool compute_quietly(struct gcuda_threadpool * pool, const struct work * 
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     memset(w->y->data, 0xff, gcuda_nbytes(w->y));
     const bool is_good = gcuda_backend_cpu_set_threadpool(cpu, pool) == GCUDA_STATUS_SUCCESS &&
-                         gcuda_backend_graph_compute(cpu, w->graph) == GCUDA_STATUS_SUCCESS && memcmp(w->y->data, want, gcuda_nbytes(w->y)) == 0;
+                         gcuda_backend_graph_compute(cpu, w->graph) == GCUDA_STATUS_SUCCESS &&
+                         memcmp(w->y->data, want, gcuda_nbytes(w->y)) == 0;
     gcuda_backend_free(cpu);
     return is_good;
 }
-static void graph_in_a_graph(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata) {
+static void graph_in_a_graph(
+    struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata) {
     struct nested * n = (struct nested *) userdata;
     (void) a;
     (void) nth;
@@ -680,7 +693,8 @@ TEST(graphs_within_graphs_on_a_job_system) {
         char * want = bytes_of(&n.work[0]);
         n.want = want;
         struct gcuda_context * ctx = gcuda_init(in_memory);
-        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 2), * y = gcuda_map_custom1(ctx, x, graph_in_a_graph, 2, &n);
+        struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 2),
+                            *y = gcuda_map_custom1(ctx, x, graph_in_a_graph, 2, &n);
         struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
         gcuda_backend_t cpu = gcuda_backend_cpu_init();
         REQUIRE(want != NULL && y != NULL && cpu != NULL);
@@ -770,7 +784,8 @@ static void erring_main(void * arg) { // a context of its own, a mistake of its 
     snprintf(want, sizeof(want), "[%d, 1, 1, 1]", (int) e->extent);
     for (int i = 0; i < 300; ++i) {
         struct gcuda_context * ctx = gcuda_init(params);
-        struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, e->extent), * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 7);
+        struct gcuda_tensor *a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, e->extent),
+                            *b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 7);
         e->n_bad += gcuda_mul_mat(ctx, a, b) != NULL;
         if (i % 16 == 0) { sleep_us(100); }
         e->n_bad += strstr(gcuda_last_error(), want) == NULL || strstr(gcuda_context_error(ctx), want) == NULL;

@@ -1,5 +1,6 @@
-// The scheduler over the CPU and backends of a third party (tests/sched-test.h): who computes what and why, copies, memory,
-// order of events, failures. With GPUs: tests/sim/test-sched.c. Results are those of the CPU alone, bit for bit.
+// The scheduler over the CPU and backends of a third party (tests/sched-test.h): who computes what and why, copies,
+// memory, order of events, failures. With GPUs: tests/sim/test-sched.c. Results are those of the CPU alone, bit for
+// bit.
 #define _GNU_SOURCE 1 // setenv
 #include "sched-test.h"
 
@@ -75,7 +76,8 @@ TEST(wrong_backends_are_refused) {
     CHECK(gcuda_backend_sched_get_backend(s.sched, 2) == cpu && gcuda_backend_sched_get_backend(s.sched, 3) == NULL &&
           gcuda_backend_sched_get_backend(s.sched, -1) == NULL);
     CHECK(gcuda_backend_sched_get_buffer_type(s.sched, b[1]) == &toys[1].buft);
-    CHECK(gcuda_backend_sched_get_buffer_type(s.sched, NULL) == NULL && gcuda_backend_sched_get_buffer_size(s.sched, b[1]) == 0);
+    CHECK(gcuda_backend_sched_get_buffer_type(s.sched, NULL) == NULL &&
+          gcuda_backend_sched_get_buffer_size(s.sched, b[1]) == 0);
     CHECK(gcuda_backend_sched_alloc_graph(s.sched, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK(gcuda_backend_sched_graph_compute(s.sched, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK(gcuda_backend_sched_graph_compute(NULL, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
@@ -105,7 +107,10 @@ static uint64_t shape_of(const struct gcuda_cgraph * g) { // what a scheduler mu
 
 static void check_chaos(struct setup * s, struct chaos * c, uint64_t seed, int i, float want[2][CHAOS_N * CHAOS_M]) {
     float got[CHAOS_N * CHAOS_M];
-    if (!CHECK_OK(chaos_set(c, seed + (uint64_t) i)) || !CHECK_OK(gcuda_backend_sched_graph_compute(s->sched, c->graph))) { return; }
+    if (!CHECK_OK(chaos_set(c, seed + (uint64_t) i)) ||
+        !CHECK_OK(gcuda_backend_sched_graph_compute(s->sched, c->graph))) {
+        return;
+    }
     CHECK_OK(gcuda_backend_tensor_get(c->out, got, 0, sizeof got));
     CHECK_MSG(memcmp(got, want[i], sizeof got) == 0, "run %d is not what the CPU alone gives (error %g)", i,
         nmse(got, want[i], CHAOS_N * CHAOS_M));
@@ -165,7 +170,8 @@ TEST(random_assignments) { // each node where chance says, if it can be there
         struct chaos c;
         struct rng r = { seed };
         for (int i = 0; i < 3; ++i) { bufts[i] = gcuda_backend_cpu_buffer_type(); }
-        REQUIRE(chaos_answer(seed, 40, want) && setup_begin(&s, 3, seed % 2 ? 1 : 4) && chaos_begin(&c, seed, 40, bufts));
+        REQUIRE(
+            chaos_answer(seed, 40, want) && setup_begin(&s, 3, seed % 2 ? 1 : 4) && chaos_begin(&c, seed, 40, bufts));
         int n_set = 0;
         for (int i = 0; i < c.graph->n_nodes; ++i) {
             struct gcuda_tensor * t = c.graph->nodes[i];
@@ -186,7 +192,9 @@ TEST(random_assignments) { // each node where chance says, if it can be there
 static void check_net(struct setup * s, struct net * net, int run, const float * want) {
     float got[NET_D * 8];
     const size_t size = (size_t) (NET_D * net->n_tokens) * sizeof(float);
-    if (!CHECK_OK(net_set(net, (uint64_t) run)) || !CHECK_OK(gcuda_backend_sched_graph_compute(s->sched, net->graph))) { return; }
+    if (!CHECK_OK(net_set(net, (uint64_t) run)) || !CHECK_OK(gcuda_backend_sched_graph_compute(s->sched, net->graph))) {
+        return;
+    }
     CHECK_OK(gcuda_backend_tensor_get(net->out, got, 0, size));
     CHECK_MSG(memcmp(got, want + run * NET_D * net->n_tokens, size) == 0, "run %d: error %g", run,
         nmse(got, want + run * NET_D * net->n_tokens, NET_D * net->n_tokens));
@@ -240,7 +248,7 @@ TEST(the_caller_decides) {
     REQUIRE(net_answer(NET_TRANSFORMER, 1, 3, GCUDA_TYPE_F32, 1, want));
     REQUIRE(setup_begin(&s, 3, 1));
     REQUIRE(net_begin(&net, NET_TRANSFORMER, 1, 3, GCUDA_TYPE_F32, on_toys, &one));
-    struct gcuda_tensor * product = NULL, * write = NULL;
+    struct gcuda_tensor *product = NULL, *write = NULL;
     for (int i = 0; i < net.graph->n_nodes; ++i) {
         struct gcuda_tensor * t = net.graph->nodes[i];
         if (t->op == GCUDA_OP_MUL_MAT && t->src[0] == net.layers[0].wq) { product = t; }
@@ -264,7 +272,7 @@ TEST(the_caller_decides) {
     CHECK_HAS(gcuda_last_error(), "Toy2");
     CHECK_HAS(gcuda_last_error(), "refused");
     toys[2].refuses = 0;
-    CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, product, NULL)); // takes it back
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, product, NULL));        // takes it back
     CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, write, s.backends[1])); // the cache is elsewhere
     CHECK(gcuda_backend_sched_alloc_graph(s.sched, net.graph) == GCUDA_STATUS_UNSUPPORTED);
     CHECK_HAS(gcuda_last_error(), "cannot write 'cache_");
@@ -436,8 +444,8 @@ TEST(who_asks_is_told_of_placing_and_growing) {
         const char *debug_env, *realloc_env;
         bool is_printed;
         int growing; // 0: silent, 1: told, 2: refused
-    } cases[] = { { 0, 0, NULL, NULL, false, 0 }, { 1, 1, NULL, NULL, true, 1 }, { 0, 0, "1", "1", true, 1 }, { -1, -1, "1", "2", false, 0 },
-        { 0, 2, "0", "1", false, 2 }, { 0, 0, NULL, "2", false, 2 } };
+    } cases[] = { { 0, 0, NULL, NULL, false, 0 }, { 1, 1, NULL, NULL, true, 1 }, { 0, 0, "1", "1", true, 1 },
+        { -1, -1, "1", "2", false, 0 }, { 0, 2, "0", "1", false, 2 }, { 0, 0, NULL, "2", false, 2 } };
     int two = 2;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct seen seen = { 0, 0 };
@@ -514,7 +522,8 @@ TEST(graphs_of_every_kind) {
     CHECK_OK(gcuda_backend_sched_graph_compute(s.sched, g));
     CHECK_EQ_I(gcuda_backend_sched_get_n_splits(s.sched), 0);
     CHECK(t->data != NULL && x->data != NULL);
-    struct gcuda_tensor * none = gcuda_scale(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4), 2.0f); // without elements
+    // without elements
+    struct gcuda_tensor * none = gcuda_scale(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 0, 4), 2.0f);
     CHECK_OK(gcuda_build_forward_expand(g, none));
     struct gcuda_tensor * y = gcuda_scale(ctx, gcuda_cont(ctx, t), 3.0f);
     CHECK_OK(gcuda_build_forward_expand(g, y));
@@ -548,7 +557,7 @@ TEST(memory_that_no_backend_reads) { // is copied from; nothing can be written t
     struct setup s;
     REQUIRE(setup_begin(&s, 1, 1));
     (void) toy_backend(3); // not the scheduler's
-    struct gcuda_context * ctx = gcuda_init(params), * outside = gcuda_init(params);
+    struct gcuda_context *ctx = gcuda_init(params), *outside = gcuda_init(params);
     struct gcuda_tensor * w = gcuda_set_name(gcuda_new_tensor_1d(outside, GCUDA_TYPE_F32, 8), "far");
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(outside, &toys[3].buft);
     struct gcuda_cgraph * g = gcuda_new_graph(ctx);
@@ -682,8 +691,9 @@ TEST(bad_indices_do_not_end_a_run) {
     struct setup s;
     REQUIRE(setup_begin(&s, 2, 1));
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 4), * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 2);
-    struct gcuda_tensor * rows = gcuda_set_name(gcuda_get_rows(ctx, x, ids), "rows"), * y = gcuda_scale(ctx, rows, 2.0f);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 4),
+                        *ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 2);
+    struct gcuda_tensor *rows = gcuda_set_name(gcuda_get_rows(ctx, x, ids), "rows"), *y = gcuda_scale(ctx, rows, 2.0f);
     struct gcuda_cgraph * g = gcuda_new_graph(ctx);
     CHECK_OK(gcuda_build_forward_expand(g, y));
     CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, rows, s.backends[0]));
@@ -713,12 +723,15 @@ TEST(an_optimizer_writes_where_its_momenta_are) {
     for (int how = 0; how < 3; ++how) { // all on the CPU; on Toy0; the step refused by Toy0 and impossible elsewhere
         struct setup s;
         REQUIRE(setup_begin(&s, 1, 1));
-        struct gcuda_context * wctx = gcuda_init(params), * ctx = gcuda_init(params);
-        struct gcuda_tensor * w = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8), * m = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8);
-        struct gcuda_tensor * v = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8), * p = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 7);
+        struct gcuda_context *wctx = gcuda_init(params), *ctx = gcuda_init(params);
+        struct gcuda_tensor *w = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8),
+                            *m = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8);
+        struct gcuda_tensor *v = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 8),
+                            *p = gcuda_new_tensor_1d(wctx, GCUDA_TYPE_F32, 7);
         gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(wctx, s.backends[how == 0 ? 1 : 0]);
         CHECK_OK(gcuda_set_param(w));
-        const float steps[7] = { 0.1f, 0.9f, 0.999f, 1e-8f, 0.0f, 0.1f, 0.001f }, start[8] = { 1, 2, 3, 4, 5, 6, 7, 8 }, zero[8] = { 0 };
+        const float steps[7] = { 0.1f, 0.9f, 0.999f, 1e-8f, 0.0f, 0.1f, 0.001f }, start[8] = { 1, 2, 3, 4, 5, 6, 7, 8 },
+                    zero[8] = { 0 };
         CHECK_OK(gcuda_backend_tensor_set(w, start, 0, sizeof start));
         CHECK_OK(gcuda_backend_tensor_set(m, zero, 0, sizeof zero));
         CHECK_OK(gcuda_backend_tensor_set(v, zero, 0, sizeof zero));
@@ -798,7 +811,8 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
                 st = everything(&s, &net, got); // again, and nothing fails
             }
             CHECK_MSG(st == GCUDA_STATUS_SUCCESS, "after call %ld failed: %s", k, gcuda_last_error());
-            CHECK_MSG(memcmp(got, want, sizeof got) == 0, "after call %ld failed: error %g", k, nmse(got, want, NET_D * 5));
+            CHECK_MSG(
+                memcmp(got, want, sizeof got) == 0, "after call %ld failed: error %g", k, nmse(got, want, NET_D * 5));
             gcuda_backend_sched_free(s.sched);
             s.sched = NULL;
             if (which == 0) {
@@ -816,9 +830,9 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
 
 // A graph of one leaf, y = 3 x; grown: y = 3 x + (x repeated 4,096 times, summed), which wants larger buffers.
 struct growing {
-    struct gcuda_context * ctx, * big_ctx;
-    struct gcuda_tensor * x, * big_y;
-    struct gcuda_cgraph * small, * big;
+    struct gcuda_context *ctx, *big_ctx;
+    struct gcuda_tensor *x, *big_y;
+    struct gcuda_cgraph *small, *big;
 };
 
 static bool growing_begin(struct growing * g) {
@@ -829,8 +843,10 @@ static bool growing_begin(struct growing * g) {
     g->big = gcuda_new_graph(g->ctx);
     gcuda_set_input(g->x);
     gcuda_set_output(g->x); // what is in it stays when it has been read
-    struct gcuda_tensor * y = gcuda_scale(g->ctx, g->x, 3.0f), * many = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, 4096, 64);
-    struct gcuda_tensor * column = gcuda_reshape_2d(g->ctx, g->x, 1, 64), * sums = gcuda_sum_rows(g->ctx, gcuda_repeat(g->ctx, column, many));
+    struct gcuda_tensor *y = gcuda_scale(g->ctx, g->x, 3.0f),
+                        *many = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, 4096, 64);
+    struct gcuda_tensor *column = gcuda_reshape_2d(g->ctx, g->x, 1, 64),
+                        *sums = gcuda_sum_rows(g->ctx, gcuda_repeat(g->ctx, column, many));
     g->big_y = gcuda_add(g->ctx, gcuda_scale(g->ctx, g->x, 3.0f), gcuda_reshape_1d(g->ctx, sums, 64));
     return CHECK_OK(gcuda_build_forward_expand(g->small, y)) && CHECK_OK(gcuda_build_forward_expand(g->big, g->big_y));
 }
@@ -849,13 +865,17 @@ static bool growing_fails_at(int n_toys, int n_copies, long k) {
     CHECK_OK(gcuda_backend_tensor_set(g.x, x, 0, sizeof x));
     f.fail_at = f.n_calls + k;
     gcuda_status st = gcuda_backend_sched_graph_compute(s.sched, g.big);
-    CHECK_MSG(st == (f.fired ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_SUCCESS) || st == GCUDA_STATUS_SUCCESS, "call %ld: %s", k, gcuda_last_error());
-    if (st != GCUDA_STATUS_SUCCESS && g.x->buffer == NULL) { CHECK(gcuda_backend_tensor_set(g.x, x, 0, sizeof x) != GCUDA_STATUS_SUCCESS); }
+    CHECK_MSG(st == (f.fired ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_SUCCESS) || st == GCUDA_STATUS_SUCCESS,
+        "call %ld: %s", k, gcuda_last_error());
+    if (st != GCUDA_STATUS_SUCCESS && g.x->buffer == NULL) {
+        CHECK(gcuda_backend_tensor_set(g.x, x, 0, sizeof x) != GCUDA_STATUS_SUCCESS);
+    }
     st = gcuda_backend_sched_graph_compute(s.sched, g.big);
     CHECK_MSG(st == GCUDA_STATUS_SUCCESS, "after call %ld failed: %s", k, gcuda_last_error());
     if (st == GCUDA_STATUS_SUCCESS) { CHECK_OK(gcuda_backend_tensor_get(g.big_y, got, 0, sizeof got)); }
     for (int i = 0; i < 64 && st == GCUDA_STATUS_SUCCESS; ++i) {
-        CHECK_MSG(got[i] == 4099.0f * x[i], "after call %ld failed: element %d is %g, want %g", k, i, (double) got[i], 4099.0 * (double) x[i]);
+        CHECK_MSG(got[i] == 4099.0f * x[i], "after call %ld failed: element %d is %g, want %g", k, i, (double) got[i],
+            4099.0 * (double) x[i]);
     }
     gcuda_free(g.ctx);
     setup_end(&s);
@@ -893,9 +913,10 @@ TEST(text_of_a_graph_that_is_gone) {
 // =====================================================================================================================
 enum speed_graph { SPEED_CHAIN, SPEED_CACHES };
 
-// Seven nodes, as in a model: a product, a residual, views. Or four: a cache that is written in place, and read elsewhere.
-static struct gcuda_tensor * speed_block(
-    struct gcuda_context * ctx, struct gcuda_cgraph * g, enum speed_graph kind, struct gcuda_tensor * y, struct gcuda_tensor * cache) {
+// Seven nodes, as in a model: a product, a residual, views. Or four: a cache that is written in place, and read
+// elsewhere.
+static struct gcuda_tensor * speed_block(struct gcuda_context * ctx, struct gcuda_cgraph * g, enum speed_graph kind,
+    struct gcuda_tensor * y, struct gcuda_tensor * cache) {
     if (kind == SPEED_CACHES) {
         struct gcuda_tensor * part = gcuda_scale_inplace(ctx, gcuda_view_1d(ctx, cache, 16, 0), 0.5f);
         if (gcuda_build_forward_expand(g, part) != GCUDA_STATUS_SUCCESS) { return NULL; }
@@ -905,14 +926,15 @@ static struct gcuda_tensor * speed_block(
     return gcuda_add(ctx, y, gcuda_reshape_2d(ctx, gcuda_view_1d(ctx, gcuda_silu(ctx, h), 256, 0), 16, 16));
 }
 
-// On Windows clock() is wall time, and the processor's goes on in steps of 10 ms and more: many runs are added up there.
+// On Windows clock() is wall time, and the processor's goes on in steps of 10 ms and more: many runs are added up
+// there.
 #if defined(_WIN32)
 #define SPEED_RUNS 33
 static double processor_ms(void) {
     FILETIME unused[2], kernel, user;
     if (!GetProcessTimes(GetCurrentProcess(), &unused[0], &unused[1], &kernel, &user)) { return 0.0; }
-    const uint64_t ticks = ((uint64_t) kernel.dwHighDateTime << 32) + kernel.dwLowDateTime + ((uint64_t) user.dwHighDateTime << 32) +
-        user.dwLowDateTime;
+    const uint64_t ticks = ((uint64_t) kernel.dwHighDateTime << 32) + kernel.dwLowDateTime +
+                           ((uint64_t) user.dwHighDateTime << 32) + user.dwLowDateTime;
     return (double) ticks * 1e-4;
 }
 #else
@@ -920,7 +942,8 @@ static double processor_ms(void) {
 static double processor_ms(void) { return 1e3 * (double) clock() / (double) CLOCKS_PER_SEC; }
 #endif
 
-// ms of the processor for scheduling and placing a chain of blocks, best of three, or the mean of 32, with the buffers reserved.
+// ms of the processor for scheduling and placing a chain of blocks, best of three, or the mean of 32, with the buffers
+// reserved.
 static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct setup s;
@@ -929,7 +952,7 @@ static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
     for (int i = 0; i < SPEED_RUNS; ++i) {
         struct gcuda_context * ctx = gcuda_init(params);
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, (size_t) n_nodes + 16, false);
-        struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 16, 16), * y = x;
+        struct gcuda_tensor *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 16, 16), *y = x;
         struct gcuda_tensor * cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 16, 16);
         gcuda_set_input(x);
         gcuda_set_input(cache);
@@ -940,7 +963,9 @@ static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
         for (int k = 0; k < g->n_nodes; ++k) { // some splits, or one for each product
             struct gcuda_tensor * t = g->nodes[k];
             const int b = kind == SPEED_CACHES ? k % n_toys : k * s.n / g->n_nodes;
-            if (t->op == GCUDA_OP_MUL_MAT) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, t, s.backends[b])); }
+            if (t->op == GCUDA_OP_MUL_MAT) {
+                CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, t, s.backends[b]));
+            }
         }
         const double start = processor_ms(); // others may be at work
         CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, g));
@@ -956,19 +981,21 @@ static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
 }
 
 // Sanitizers, emulators and clocks of other kinds take their own time.
-#if defined(__OPTIMIZE__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__OPTIMIZE__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
 #define LARGE_MS 20.0
 #else
 #define LARGE_MS 100.0
 #endif
 
-// Ten times the nodes: between 13 and 20 times the time, since they do not fit into caches any more; work that grows with
-// the square would take 100 times as long. The best of several tries, as others may push ours out of the caches.
+// Ten times the nodes: between 13 and 20 times the time, since they do not fit into caches any more; work that grows
+// with the square would take 100 times as long. The best of several tries, as others may push ours out of the caches.
 static void check_growth(enum speed_graph kind, const char * name) {
     double ratio = 1e9, large = 1e9;
     for (int i = 0; i < 25 && (ratio > 20.0 || large > LARGE_MS); ++i) {
         const double few = time_of(kind, 4000, 3), ms = time_of(kind, 10000, 3), many = time_of(kind, 40000, 3);
-        printf("  scheduling and placing %s: 4,000 nodes %.2f ms, 10,000 %.2f ms, 40,000 %.2f ms\n", name, few, ms, many);
+        printf(
+            "  scheduling and placing %s: 4,000 nodes %.2f ms, 10,000 %.2f ms, 40,000 %.2f ms\n", name, few, ms, many);
         ratio = many / few < ratio ? many / few : ratio;
         large = ms < large ? ms : large;
     }

@@ -1,19 +1,22 @@
-// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 85 lines. One with
-// its own memory fills in two more tables, for buffer types and buffers, as tests/test-backend.c does.
+// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 85
+// lines. One with its own memory fills in two more tables, for buffer types and buffers, as tests/test-backend.c does.
 #include "test.h"
 
 // >>backend -----------------------------------------------------------------------------------------------------------
 static char * row_of(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (char *) a->data + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
 }
-static void mine_rope(const struct gcuda_rope_args * p) { // rotates pairs of elements of each row by position * frequency
+// rotates pairs of elements of each row by position * frequency
+static void mine_rope(const struct gcuda_rope_args * p) {
     for (int64_t i = 0; i < p->x.ne[1] * p->x.ne[2] * p->x.ne[3]; ++i) {
         const int64_t i1 = i % p->x.ne[1], i2 = i / p->x.ne[1] % p->x.ne[2], i3 = i / p->x.ne[1] / p->x.ne[2];
         float * y = memmove(row_of(&p->y, i1, i2, i3), row_of(&p->x, i1, i2, i3), (size_t) p->x.ne[0] * sizeof(float));
         for (int j = 0; j < p->n_dims / 2; ++j) {
-            const double angle = ((const int32_t *) p->pos.data)[i2] * pow(p->freq_base, -2.0 * j / p->n_dims) * p->freq_scale;
+            const double angle =
+                ((const int32_t *) p->pos.data)[i2] * pow(p->freq_base, -2.0 * j / p->n_dims) * p->freq_scale;
             const double c = cos(angle) * p->attn_factor, s = (p->is_back ? -sin(angle) : sin(angle)) * p->attn_factor;
-            const int k = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 2 * j : j, l = p->mode == GCUDA_ROPE_TYPE_NORMAL ? k + 1 : j + p->n_dims / 2;
+            const int k = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 2 * j : j,
+                      l = p->mode == GCUDA_ROPE_TYPE_NORMAL ? k + 1 : j + p->n_dims / 2;
             const double a = y[k], b = y[l];
             y[k] = (float) (a * c - b * s), y[l] = (float) (a * s + b * c);
         }
@@ -21,7 +24,7 @@ static void mine_rope(const struct gcuda_rope_args * p) { // rotates pairs of el
 }
 static gcuda_status mine_mul_mat(const struct gcuda_mul_mat_args * p) { // any types that have a decoder
     const int64_t k = p->a.ne[0], r2 = p->b.ne[2] / p->a.ne[2], r3 = p->b.ne[3] / p->a.ne[3];
-    float * u = (float *) malloc((size_t) (2 * k + 1) * sizeof(float)), * v = u + k;
+    float *u = (float *) malloc((size_t) (2 * k + 1) * sizeof(float)), *v = u + k;
     if (u == NULL) { return gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "mine: no memory for two rows"); }
     for (int64_t i = 0; i < p->y.ne[0] * p->y.ne[1] * p->y.ne[2] * p->y.ne[3]; ++i) {
         const int64_t m = i % p->y.ne[0], n = i / p->y.ne[0] % p->y.ne[1], rest = i / p->y.ne[0] / p->y.ne[1];
@@ -39,10 +42,13 @@ static gcuda_status mine_supports(gcuda_backend_dev_t dev, const struct gcuda_te
     union gcuda_args args;
     const gcuda_status st = gcuda_node_args(y, &args);
     const bool is_view = y->op == GCUDA_OP_NONE || y->op == GCUDA_OP_VIEW || y->op == GCUDA_OP_RESHAPE;
-    const bool is_rope = st == GCUDA_STATUS_SUCCESS && y->op == GCUDA_OP_ROPE && y->src[2] == NULL && y->type == GCUDA_TYPE_F32 &&
-                         args.rope.mode <= GCUDA_ROPE_TYPE_NEOX && args.rope.ext_factor == 0.0f && gcuda_is_contiguous_rows(y->src[0]);
-    return (void) dev, st != GCUDA_STATUS_SUCCESS || is_view || is_rope || y->op == GCUDA_OP_MUL_MAT
-        ? st : gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "mine: only plain rope of F32, and mul_mat");
+    const bool is_rope = st == GCUDA_STATUS_SUCCESS && y->op == GCUDA_OP_ROPE && y->src[2] == NULL &&
+                         y->type == GCUDA_TYPE_F32 && args.rope.mode <= GCUDA_ROPE_TYPE_NEOX &&
+                         args.rope.ext_factor == 0.0f && gcuda_is_contiguous_rows(y->src[0]);
+    return (void) dev,
+           st != GCUDA_STATUS_SUCCESS || is_view || is_rope || y->op == GCUDA_OP_MUL_MAT
+               ? st
+               : gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "mine: only plain rope of F32, and mul_mat");
 }
 static gcuda_status mine_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
@@ -60,27 +66,42 @@ static gcuda_status mine_compute(gcuda_backend_t backend, struct gcuda_cgraph * 
 static const char * mine_name(gcuda_backend_t b) { return (void) b, "Mine"; }
 static void mine_free(gcuda_backend_t b) { free(b); }
 static gcuda_status mine_init(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend) {
-    const struct gcuda_backend made = { .guid = "third-party mine", .device = dev,
+    const struct gcuda_backend made = { .guid = "third-party mine",
+        .device = dev,
         .iface = { .get_name = mine_name, .free = mine_free, .graph_compute = mine_compute } };
     *backend = (gcuda_backend_t) malloc(sizeof made);
     if (*backend == NULL) { return gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "mine: no memory"); }
     return (void) params, **backend = made, GCUDA_STATUS_SUCCESS;
 }
 static const char * mine_dev_name(gcuda_backend_dev_t d) { return (void) d, "Mine0"; }
-static enum gcuda_backend_dev_type mine_dev_type(gcuda_backend_dev_t d) { return (void) d, GCUDA_BACKEND_DEVICE_TYPE_ACCEL; }
-static gcuda_backend_buffer_type_t mine_dev_buft(gcuda_backend_dev_t d) { return (void) d, gcuda_backend_cpu_buffer_type(); }
-static bool mine_supports_buft(gcuda_backend_dev_t d, gcuda_backend_buffer_type_t t) { return (void) d, gcuda_backend_buft_is_host(t); }
+static enum gcuda_backend_dev_type mine_dev_type(gcuda_backend_dev_t d) {
+    return (void) d, GCUDA_BACKEND_DEVICE_TYPE_ACCEL;
+}
+static gcuda_backend_buffer_type_t mine_dev_buft(gcuda_backend_dev_t d) {
+    return (void) d, gcuda_backend_cpu_buffer_type();
+}
+static bool mine_supports_buft(gcuda_backend_dev_t d, gcuda_backend_buffer_type_t t) {
+    return (void) d, gcuda_backend_buft_is_host(t);
+}
 static gcuda_status mine_memory(gcuda_backend_dev_t d, size_t * n_free, size_t * n) {
     return (void) d, gcuda_backend_dev_memory(gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_CPU), n_free, n);
 }
-static gcuda_status mine_props(gcuda_backend_dev_t d, struct gcuda_backend_dev_props * props) { // zero-filled by the caller
+// zero-filled by the caller
+static gcuda_status mine_props(gcuda_backend_dev_t d, struct gcuda_backend_dev_props * props) {
     props->name = props->description = mine_dev_name(d), props->type = mine_dev_type(d);
     return mine_memory(d, &props->memory_free, &props->memory_total);
 }
 static struct gcuda_backend_reg mine_reg;
-static struct gcuda_backend_device mine_dev = { .reg = &mine_reg, .iface = { .get_name = mine_dev_name, .get_description = mine_dev_name,
-    .get_memory = mine_memory, .get_type = mine_dev_type, .get_props = mine_props, .init_backend = mine_init, .get_buffer_type = mine_dev_buft,
-    .supports_op = mine_supports, .supports_buft = mine_supports_buft } };
+static struct gcuda_backend_device mine_dev = { .reg = &mine_reg,
+    .iface = { .get_name = mine_dev_name,
+        .get_description = mine_dev_name,
+        .get_memory = mine_memory,
+        .get_type = mine_dev_type,
+        .get_props = mine_props,
+        .init_backend = mine_init,
+        .get_buffer_type = mine_dev_buft,
+        .supports_op = mine_supports,
+        .supports_buft = mine_supports_buft } };
 static const char * mine_reg_name(gcuda_backend_reg_t r) { return (void) r, "Mine"; }
 static size_t mine_reg_count(gcuda_backend_reg_t r) { return (void) r, (size_t) 1; }
 static gcuda_backend_dev_t mine_reg_device(gcuda_backend_reg_t r, size_t i) { return (void) r, (void) i, &mine_dev; }
@@ -92,7 +113,7 @@ enum { K = 256, HEAD = 32, HEADS = 6, TOKENS = 5 };
 
 struct program {
     struct gcuda_context * ctx;
-    struct gcuda_tensor * w, * x, * pos, * rotated, * y;
+    struct gcuda_tensor *w, *x, *pos, *rotated, *y;
     struct gcuda_cgraph * graph;
 };
 // y: rope(w x) with heads as rows; has_tail: a soft_max after it
@@ -305,9 +326,9 @@ TEST(a_backend_without_an_entry_is_refused) {
 }
 
 TEST(an_object_without_an_entry_is_refused) {
-#define LATER(call, table, object, entry)   \
-    (void) whole();                         \
-    object.entry = NULL;                    \
+#define LATER(call, table, object, entry) \
+    (void) whole();                       \
+    object.entry = NULL;                  \
     check_named((call) == NULL, table, #entry)
     LATER(gcuda_backend_dev_init(&some_dev, NULL), "backend", some_backend, get_name);
     LATER(gcuda_backend_dev_init(&some_dev, NULL), "backend", some_backend, graph_compute);

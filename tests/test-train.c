@@ -6,19 +6,19 @@ enum { N_IN = 20, N_HIDDEN = 16, N_OUT = 4, N_BATCH = 32 };
 
 struct trainer {
     gcuda_backend_t cpu;
-    struct gcuda_context * weights, * graphs;
+    struct gcuda_context *weights, *graphs;
     gcuda_backend_buffer_t buf;
     gcuda_gallocr_t galloc;
     struct gcuda_cgraph * g;
-    struct gcuda_tensor * w[4], * m[4], * v[4], * x, * labels, * params, * loss;
+    struct gcuda_tensor *w[4], *m[4], *v[4], *x, *labels, *params, *loss;
 };
 
 static gcuda_status need(const void * p) { return p ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED; }
 
-#define STEP(call)                                          \
-    do {                                                    \
-        const gcuda_status st_ = (call);                    \
-        if (st_ != GCUDA_STATUS_SUCCESS) { return st_; }    \
+#define STEP(call)                                       \
+    do {                                                 \
+        const gcuda_status st_ = (call);                 \
+        if (st_ != GCUDA_STATUS_SUCCESS) { return st_; } \
     } while (0)
 
 static gcuda_status make_weights(struct trainer * t) {
@@ -54,8 +54,8 @@ static gcuda_status make_graph(struct trainer * t) {
     STEP(gcuda_build_forward_expand(t->g, t->loss));
     STEP(gcuda_build_backward_expand(c, t->g, NULL));
     for (int i = 0; i < 4; ++i) {
-        STEP(gcuda_build_forward_expand(t->g, gcuda_opt_step_adamw(c, t->w[i], gcuda_graph_get_grad(t->g, t->w[i]),
-            t->m[i], t->v[i], t->params)));
+        STEP(gcuda_build_forward_expand(
+            t->g, gcuda_opt_step_adamw(c, t->w[i], gcuda_graph_get_grad(t->g, t->w[i]), t->m[i], t->v[i], t->params)));
     }
     STEP(need(t->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(t->cpu))));
     STEP(gcuda_gallocr_alloc_graph(t->galloc, t->g));

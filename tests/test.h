@@ -8,8 +8,8 @@
 //   --filter TEXT     only tests whose name contains TEXT; 'add/F16/ne=7' also chooses cases inside the test `add`,
 //                     '/F16/' chooses such cases in every test
 //   --test NAME       only the test that has this name
-//   --part I/N        every N-th case, from case I on (0 <= I < N): N programs side by side share the cases. Tests without
-//                     cases run in part 0
+//   --part I/N        every N-th case, from case I on (0 <= I < N): N programs side by side share the cases. Tests
+//                     without cases run in part 0
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
 //   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h); runs none of them
 //   --verbose         print the name of every case
@@ -49,7 +49,7 @@ struct test_entry {
 struct test_state {
     struct test_entry * first;
     struct test_entry ** last;
-    const char * filter, * only; // only: a test's name
+    const char *filter, *only; // only: a test's name
     uint64_t seed;
     bool full, verbose, update_cases;
     bool quiet; // failed checks count and are not printed: for tests of the harness itself
@@ -72,9 +72,9 @@ TEST_UNUSED static void test_register(struct test_entry * e) {
     test_all.last = &e->next;
 }
 
-#define TEST(ident)                                                                          \
-    static void test_##ident(void);                                                          \
-    static struct test_entry test_entry_##ident = { #ident, test_##ident, NULL };            \
+#define TEST(ident)                                                                               \
+    static void test_##ident(void);                                                               \
+    static struct test_entry test_entry_##ident = { #ident, test_##ident, NULL };                 \
     TEST_AT_START static void test_register_##ident(void) { test_register(&test_entry_##ident); } \
     static void test_##ident(void)
 
@@ -84,7 +84,10 @@ TEST_UNUSED static void test_register(struct test_entry * e) {
 TEST_PRINTF(3, 4) static void test_failed(const char * file, int line, const char * fmt, ...) {
     test_all.n_bad_checks++;
     if (test_all.n_bad_checks > 20 || test_all.quiet) { return; } // enough to see what is wrong
-    printf("%s:%d: FAILED %s%s%s: ", file, line, test_all.case_name[0] ? "" : test_all.test ? test_all.test : "",
+    printf("%s:%d: FAILED %s%s%s: ", file, line,
+        test_all.case_name[0] ? ""
+        : test_all.test       ? test_all.test
+                              : "",
         test_all.case_name, test_all.case_name[0] ? " (rerun with --filter and this name)" : "");
     va_list args;
     va_start(args, fmt);
@@ -97,24 +100,24 @@ TEST_PRINTF(3, 4) static void test_failed(const char * file, int line, const cha
 #define CHECK(cond) ((cond) ? (void) 0 : test_failed(__FILE__, __LINE__, "%s", #cond))
 #define CHECK_MSG(cond, ...) ((cond) ? (void) 0 : test_failed(__FILE__, __LINE__, __VA_ARGS__))
 #define CHECK_EQ_I(a, b) test_equal_i(__FILE__, __LINE__, #a " == " #b, (long long) (a), (long long) (b))
-#define CHECK_NEAR(a, b, tolerance) test_near(__FILE__, __LINE__, #a " ~ " #b, (double) (a), (double) (b), \
-    (double) (tolerance))
+#define CHECK_NEAR(a, b, tolerance) \
+    test_near(__FILE__, __LINE__, #a " ~ " #b, (double) (a), (double) (b), (double) (tolerance))
 #define CHECK_HAS(text, part) test_has(__FILE__, __LINE__, (text), (part))
 #define CHECK_OK(call) test_ok(__FILE__, __LINE__, #call, (call))
-#define REQUIRE(cond)                                          \
-    do {                                                       \
-        if (!(cond)) {                                         \
-            test_failed(__FILE__, __LINE__, "%s", #cond);      \
-            return;                                            \
-        }                                                      \
+#define REQUIRE(cond)                                     \
+    do {                                                  \
+        if (!(cond)) {                                    \
+            test_failed(__FILE__, __LINE__, "%s", #cond); \
+            return;                                       \
+        }                                                 \
     } while (0)
 
 TEST_UNUSED static void test_equal_i(const char * file, int line, const char * what, long long a, long long b) {
     if (a != b) { test_failed(file, line, "%s: %lld and %lld", what, a, b); }
 }
 
-TEST_UNUSED static void test_near(const char * file, int line, const char * what, double a, double b,
-    double tolerance) {
+TEST_UNUSED static void test_near(
+    const char * file, int line, const char * what, double a, double b, double tolerance) {
     if (!(fabs(a - b) <= tolerance)) {
         test_failed(file, line, "%s: %.9g and %.9g, tolerance %g", what, a, b, tolerance);
     }
@@ -159,7 +162,9 @@ static void test_settle(void) { // counts what just ended, test or case
 }
 
 // All cases of all tests were asked for.
-TEST_UNUSED static bool test_is_whole(void) { return test_all.filter == NULL && test_all.only == NULL && test_all.n_parts == 0; }
+TEST_UNUSED static bool test_is_whole(void) {
+    return test_all.filter == NULL && test_all.only == NULL && test_all.n_parts == 0;
+}
 
 // False: the filter leaves this case out. The name begins with the name of the test.
 TEST_UNUSED static bool test_case_begin(const char * name) {
@@ -184,7 +189,9 @@ TEST_UNUSED static void test_case_end(void) {
 // =====================================================================================================================
 // >>random   small and the same everywhere; a case draws from a generator of its own, so it can run alone
 // =====================================================================================================================
-struct rng { uint64_t s; };
+struct rng {
+    uint64_t s;
+};
 
 TEST_UNUSED static uint64_t rng_u64(struct rng * r) { // splitmix64
     uint64_t z = (r->s += UINT64_C(0x9E3779B97F4A7C15));
@@ -326,14 +333,18 @@ static void test_run_one(const struct test_entry * e) {
 }
 
 static void test_crashed(int sig) { // only says where; the default action follows
-    fprintf(stderr, "\nsignal %d in %s\n", sig, test_all.case_name[0] ? test_all.case_name : test_all.test
-        ? test_all.test : "?");
+    fprintf(stderr, "\nsignal %d in %s\n", sig,
+        test_all.case_name[0] ? test_all.case_name
+        : test_all.test       ? test_all.test
+                              : "?");
     signal(sig, SIG_DFL);
     raise(sig);
 }
 
 static int test_usage(const char * program) {
-    fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--test NAME] [--part I/N] [--seed N] [--update-cases] [--verbose]\n", program);
+    fprintf(stderr,
+        "usage: %s [--list] [--filter TEXT] [--test NAME] [--part I/N] [--seed N] [--update-cases] [--verbose]\n",
+        program);
     return 2;
 }
 

@@ -5,6 +5,4 @@ static int n_failed = 0;
 #include "gcuda.h"
 #include "work.h"
 
-int main(void) {
-    return work() || n_failed != 0;
-}
+int main(void) { return work() || n_failed != 0; }

@@ -1,4 +1,5 @@
-// The implementation leaves the including file's FP_CONTRACT as it was: off (WANT 0) or on (WANT 1). For clang on a CPU with FMA.
+// The implementation leaves the including file's FP_CONTRACT as it was: off (WANT 0) or on (WANT 1). For clang on a CPU
+// with FMA.
 #if WANT
 #pragma STDC FP_CONTRACT ON
 #else
@@ -7,7 +8,8 @@
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
-static double rest(volatile double * a) { // of the rounding of a * a, if it is one operation with the difference; else 0
+// of the rounding of a * a, if it is one operation with the difference; else 0
+static double rest(volatile double * a) {
     const double x = *a, square = x * x;
     return x * x - square;
 }

@@ -2,6 +2,4 @@
 int copy_a(void);
 int copy_b(void);
 
-int main(void) {
-    return copy_a() || copy_b() || copy_a();
-}
+int main(void) { return copy_a() || copy_b() || copy_a(); }

@@ -1,4 +1,5 @@
-// One of two copies in a program: compiled twice, with COPY=a and COPY=b and either GCUDA_STATIC or a GCUDA_PREFIX each.
+// One of two copies in a program: compiled twice, with COPY=a and COPY=b and either GCUDA_STATIC or a GCUDA_PREFIX
+// each.
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 #include "work.h"

@@ -4,9 +4,7 @@
 #include "gcuda.h" // a second inclusion is nothing
 
 int unit_version(void);
-int unit_version(void) {
-    return gcuda_version();
-}
+int unit_version(void) { return gcuda_version(); }
 
 struct gcuda_tensor * unit_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a);
 struct gcuda_tensor * unit_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a) {

@@ -23,6 +23,4 @@ static void my_free(void * ptr) {
     free(ptr);
 }
 
-int main(void) {
-    return work() || n_live != 0 || n_calls == 0;
-}
+int main(void) { return work() || n_live != 0 || n_calls == 0; }

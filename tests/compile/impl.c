@@ -3,6 +3,4 @@
 #include "gcuda.h"
 #include "work.h"
 
-int main(void) {
-    return work();
-}
+int main(void) { return work(); }

@@ -43,7 +43,8 @@ static struct gcuda_tensor * positions(int64_t n) {
 
 static struct gcuda_tensor * with_nan(enum gcuda_type from, enum gcuda_type to) { // payloads of NaN are bits too
     struct gcuda_tensor * x = in(from, 67, 3, 1);
-    const uint32_t bits = from == GCUDA_TYPE_F32 ? 0x7fd12345u : from == GCUDA_TYPE_F16 ? 0x7ed5u : 0x7fd5u; // little-endian
+    // little-endian
+    const uint32_t bits = from == GCUDA_TYPE_F32 ? 0x7fd12345u : from == GCUDA_TYPE_F16 ? 0x7ed5u : 0x7fd5u;
     memcpy((char *) x->data + 5 * gcuda_type_size(from), &bits, gcuda_type_size(from));
     return gcuda_cast(ctx, x, to);
 }
@@ -54,11 +55,13 @@ static struct gcuda_tensor * attention(enum gcuda_type type) {
 
 // Results whose sums are cut by the instruction set
 static struct gcuda_tensor * product(int which) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1,
-        GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K,
-        GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4 };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0,
+        GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K,
+        GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4 };
     const int n_types = (int) (sizeof(types) / sizeof(types[0]));
-    if (which < 2 * n_types) { return gcuda_mul_mat(ctx, in(types[which / 2], 512, 33, 1), f32(512, which % 2 ? 67 : 3, 1)); }
+    if (which < 2 * n_types) {
+        return gcuda_mul_mat(ctx, in(types[which / 2], 512, 33, 1), f32(512, which % 2 ? 67 : 3, 1));
+    }
     switch (which - 2 * n_types) {
         case 0: return gcuda_out_prod(ctx, f32(33, 40, 1), f32(21, 40, 1));
         case 1: return gcuda_conv_2d(ctx, f32(3, 3, 5), f32(17, 19, 5), 1, 1, 1, 1, 1, 1);
@@ -126,7 +129,9 @@ static bool print_sum(const char * isa, const char * family, struct gcuda_tensor
         gcuda_status st = gcuda_build_forward_expand(graph, y);
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_graph_compute_with_ctx(ctx, graph, 2); }
         uint64_t sum = 14695981039346656037ull;
-        for (size_t i = 0; i < gcuda_nbytes(y); ++i) { sum = (sum ^ ((const uint8_t *) y->data)[i]) * 1099511628211ull; }
+        for (size_t i = 0; i < gcuda_nbytes(y); ++i) {
+            sum = (sum ^ ((const uint8_t *) y->data)[i]) * 1099511628211ull;
+        }
         printf("%s %s %d %s %016llx%s\n", isa, family, which, gcuda_op_desc(y), (unsigned long long) sum,
             st == GCUDA_STATUS_SUCCESS ? "" : " failed");
     } else if (gcuda_context_error(ctx)[0] != 0) {

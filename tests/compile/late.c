@@ -2,14 +2,10 @@
 #include "gcuda.h"
 
 int early(void);
-int early(void) {
-    return gcuda_version();
-}
+int early(void) { return gcuda_version(); }
 
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 #include "work.h"
 
-int main(void) {
-    return early() != GCUDA_VERSION || work();
-}
+int main(void) { return early() != GCUDA_VERSION || work(); }

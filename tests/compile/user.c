@@ -4,6 +4,4 @@
 
 int unit_version(void);
 
-int main(void) {
-    return unit_version() != GCUDA_VERSION || work();
-}
+int main(void) { return unit_version() != GCUDA_VERSION || work(); }

@@ -1,5 +1,5 @@
-// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right. And make a pool
-// with a parallel_for, which only builds with threads (atomics) have.
+// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right.
+// And make a pool with a parallel_for, which only builds with threads (atomics) have.
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
-// GGUF files from bytes: opened from memory and through a callback, which have to agree; every value and tensor is looked at;
-// what is written again reads back the same. Whatever comes, nothing may crash, leak, or allocate what the bytes do not justify.
-// For libFuzzer (`make build/fuzz/fuzz_gguf`, seeds in tests/fuzz/gguf-seeds); tests/test-gguf.c runs the same function on damaged
-// files, for compilers without it.
+// GGUF files from bytes: opened from memory and through a callback, which have to agree; every value and tensor is
+// looked at; what is written again reads back the same. Whatever comes, nothing may crash, leak, or allocate what the
+// bytes do not justify. For libFuzzer (`make build/fuzz/fuzz_gguf`, seeds in tests/fuzz/gguf-seeds); tests/test-gguf.c
+// runs the same function on damaged files, for compilers without it.
 #include "gcuda.h"
 
 #include <stdio.h>
@@ -11,7 +11,8 @@
 // =====================================================================================================================
 // >>helpers
 // =====================================================================================================================
-static size_t fuzz_largest, fuzz_limit; // bytes of an allocation: the largest so far, and what a file of this size justifies
+// bytes of an allocation: the largest so far, and what a file of this size justifies
+static size_t fuzz_largest, fuzz_limit;
 
 static void fuzz_want(bool is_true, const char * what) {
     if (is_true) { return; }
@@ -60,7 +61,7 @@ static void fuzz_touch(const void * data, size_t n) {
 static void fuzz_value(const struct gcuda_gguf_context * g, int64_t id) {
     static const size_t sizes[GCUDA_GGUF_TYPE_COUNT] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
     const enum gcuda_gguf_type type = gcuda_gguf_get_kv_type(g, id), element = gcuda_gguf_get_arr_type(g, id);
-    const char * key = gcuda_gguf_get_key(g, id), * text = NULL;
+    const char *key = gcuda_gguf_get_key(g, id), *text = NULL;
     const void * data = NULL;
     uint64_t n = 0;
     size_t size = 0;
@@ -78,7 +79,8 @@ static void fuzz_value(const struct gcuda_gguf_context * g, int64_t id) {
     }
     if (gcuda_gguf_get_val_str(g, id, &text, &size) == GCUDA_STATUS_SUCCESS) { fuzz_touch(text, size + 1); }
     for (uint64_t i = 0; element == GCUDA_GGUF_TYPE_STRING && i < gcuda_gguf_get_arr_n(g, id); ++i) {
-        fuzz_want(gcuda_gguf_get_arr_str(g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS, "a string of an array is not there");
+        fuzz_want(gcuda_gguf_get_arr_str(g, id, i, &text, &size) == GCUDA_STATUS_SUCCESS,
+            "a string of an array is not there");
         fuzz_touch(text, size + 1);
     }
     int64_t v = 0;
@@ -99,7 +101,8 @@ static void fuzz_tensor(const struct gcuda_gguf_context * g, int64_t id) {
     fuzz_touch(gcuda_gguf_get_tensor_ne(g, id), 4 * sizeof(int64_t));
     if (data != NULL) { fuzz_touch(data, size); }
     const size_t n = size < sizeof some ? size : sizeof some;
-    fuzz_want(gcuda_gguf_read_tensor(g, id, some, size - n, n) == GCUDA_STATUS_SUCCESS, "a tensor whose end cannot be read");
+    fuzz_want(
+        gcuda_gguf_read_tensor(g, id, some, size - n, n) == GCUDA_STATUS_SUCCESS, "a tensor whose end cannot be read");
     fuzz_want(gcuda_gguf_read_tensor(g, id, some, size - n + 1, n) != GCUDA_STATUS_SUCCESS, "a read beyond a tensor");
 }
 
@@ -117,13 +120,15 @@ static void fuzz_write(struct gcuda_gguf_context * g) {
     struct gcuda_gguf_init_params none;
     memset(&none, 0, sizeof none);
     const size_t size = (size_t) gcuda_gguf_get_write_size(g);
-    char * first = (char *) malloc(size + 1), * second = (char *) malloc(size + 1);
+    char *first = (char *) malloc(size + 1), *second = (char *) malloc(size + 1);
     fuzz_want(first != NULL && second != NULL, "the fuzzer has no memory");
-    fuzz_want(gcuda_gguf_write_to_buffer(g, first, size, false) == GCUDA_STATUS_SUCCESS, "what was read cannot be written");
+    fuzz_want(
+        gcuda_gguf_write_to_buffer(g, first, size, false) == GCUDA_STATUS_SUCCESS, "what was read cannot be written");
     struct gcuda_gguf_context * again = gcuda_gguf_init_from_buffer(first, size, none);
     fuzz_want(again != NULL, "what was written cannot be read");
     fuzz_want(gcuda_gguf_get_write_size(again) == size, "the second time is of another size");
-    fuzz_want(gcuda_gguf_write_to_buffer(again, second, size, false) == GCUDA_STATUS_SUCCESS, "not written a second time");
+    fuzz_want(
+        gcuda_gguf_write_to_buffer(again, second, size, false) == GCUDA_STATUS_SUCCESS, "not written a second time");
     fuzz_want(memcmp(first, second, size) == 0, "the second time differs");
     gcuda_gguf_free(again);
     free(first);
@@ -144,23 +149,27 @@ int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     params.status = &st;
     fuzz_limit = 64 * size + 300 * 1024; // 25 bytes can be a tensor with its description; a context begins with 64 KiB
     gcuda_set_allocator(&allocator);
-    uint8_t * base = (uint8_t *) malloc(size + 32), * copy = base; // as aligned as tensors want it, and its end is the block's end
+    // as aligned as tensors want it, and its end is the block's end
+    uint8_t *base = (uint8_t *) malloc(size + 32), *copy = base;
     fuzz_want(base != NULL, "the fuzzer has no memory");
     copy += (32 - (uintptr_t) base % 32) % 32;
     if (size > 0) { memcpy(copy, data, size); }
     struct gcuda_gguf_context * g = gcuda_gguf_init_from_buffer(copy, size, params);
-    fuzz_want((g != NULL) == (st == GCUDA_STATUS_SUCCESS) && (ctx != NULL) == (g != NULL), "status, context and result differ");
+    fuzz_want((g != NULL) == (st == GCUDA_STATUS_SUCCESS) && (ctx != NULL) == (g != NULL),
+        "status, context and result differ");
     fuzz_want(g != NULL || gcuda_last_error()[0] != '\0', "refused without a message");
     gcuda_free(ctx);
     struct fuzz_source source = { data, size };
     params.status = &st_read;
-    struct gcuda_gguf_context * streamed = gcuda_gguf_init_from_callback(fuzz_read, &source, 1 + size % 97, size, params);
+    struct gcuda_gguf_context * streamed =
+        gcuda_gguf_init_from_callback(fuzz_read, &source, 1 + size % 97, size, params);
     fuzz_want(st == st_read, "memory and callback do not agree");
     gcuda_free(ctx);
     if (g != NULL) {
         fuzz_look(g);
         fuzz_look(streamed);
-        if (gcuda_gguf_get_write_size(g) <= 4 * size + 4096) { fuzz_write(g); } // an alignment of a MiB makes a large file of a small one
+        // an alignment of a MiB makes a large file of a small one
+        if (gcuda_gguf_get_write_size(g) <= 4 * size + 4096) { fuzz_write(g); }
     }
     gcuda_gguf_free(g);
     gcuda_gguf_free(streamed);

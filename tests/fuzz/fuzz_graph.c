@@ -51,7 +51,7 @@ static enum gcuda_type take_type(struct bytes * b) {
     static const enum gcuda_type often[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, GCUDA_TYPE_F32, GCUDA_TYPE_F16,
         GCUDA_TYPE_BF16, GCUDA_TYPE_I32 };
     const unsigned k = take(b);
-    return k < 200 ? often[k % 6] : (enum gcuda_type) (take(b) % (GCUDA_TYPE_COUNT + 2));
+    return k < 200 ? often[k % 6] : (enum gcuda_type)(take(b) % (GCUDA_TYPE_COUNT + 2));
 }
 
 // =====================================================================================================================
@@ -154,10 +154,10 @@ static struct gcuda_tensor * element_op(struct world * w, struct gcuda_tensor * 
         case 4: return gcuda_add1(c, a, pick(w));
         case 5: return gcuda_add_id(c, a, pick(w), pick(w));
         case 6: return gcuda_add_cast(c, a, pick(w), take_type(in));
-        case 7: return gcuda_unary(c, a, (enum gcuda_unary_op) (int) take(in));
-        case 8: return gcuda_unary_inplace(c, a, (enum gcuda_unary_op) (int) below(in, 22));
-        case 9: return gcuda_glu(c, a, (enum gcuda_glu_op) (int) below(in, 7), take(in) & 1);
-        case 10: return gcuda_glu_split(c, a, pick(w), (enum gcuda_glu_op) (int) below(in, 7));
+        case 7: return gcuda_unary(c, a, (enum gcuda_unary_op)(int) take(in));
+        case 8: return gcuda_unary_inplace(c, a, (enum gcuda_unary_op)(int) below(in, 22));
+        case 9: return gcuda_glu(c, a, (enum gcuda_glu_op)(int) below(in, 7), take(in) & 1);
+        case 10: return gcuda_glu_split(c, a, pick(w), (enum gcuda_glu_op)(int) below(in, 7));
         case 11: return gcuda_swiglu_oai(c, a, pick(w), F(), F());
         case 12: return gcuda_scale_bias(c, a, F(), F());
         case 13: return gcuda_sqr(c, a);
@@ -172,7 +172,7 @@ static struct gcuda_tensor * element_op(struct world * w, struct gcuda_tensor * 
         case 22: return gcuda_l2_norm(c, a, F());
         case 23: return gcuda_group_norm(c, a, I(), F());
         case 24: return gcuda_rms_norm_back(c, a, pick(w), F());
-        default: return gcuda_unary(c, a, (enum gcuda_unary_op) (int) below(in, 22));
+        default: return gcuda_unary(c, a, (enum gcuda_unary_op)(int) below(in, 22));
     }
 }
 
@@ -207,7 +207,7 @@ static struct gcuda_tensor * rope_op(struct world * w, struct gcuda_tensor * a) 
     int sections[4] = { I(), I(), I(), I() };
     static const int modes[] = { 0, 2, 8, 24, 40, 1 };
     const int mode = modes[below(in, 6)], n_dims = (int) (2u * (unsigned) I());
-    struct gcuda_tensor * pos = pick(w), * factors = take(in) & 1 ? pick(w) : NULL;
+    struct gcuda_tensor *pos = pick(w), *factors = take(in) & 1 ? pick(w) : NULL;
     switch (below(in, 3)) {
         case 0: return gcuda_rope_ext(c, a, pos, factors, n_dims, mode, I(), F(), F(), F(), F(), F(), F());
         case 1: return gcuda_rope_multi(c, a, pos, factors, n_dims, sections, mode, I(), F(), F(), F(), F(), F(), F());
@@ -231,9 +231,10 @@ static struct gcuda_tensor * attention_op(struct world * w, struct gcuda_tensor 
             if (y && take(in) & 1) { gcuda_flash_attn_ext_add_sinks(y, pick(w)); }
             return y;
         case 10:
-            y = gcuda_flash_attn_ext_back(c, a, pick(w), pick(w), pick(w), pick(w), take(in) & 1 ? pick(w) : NULL, take(in) & 1 ? pick(w) : NULL,
-                F(), F(), F());
-            return y && take(in) & 1 ? gcuda_flash_attn_ext_back_part(c, y, (enum gcuda_flash_attn_grad) below(in, 5)) : y;
+            y = gcuda_flash_attn_ext_back(c, a, pick(w), pick(w), pick(w), pick(w), take(in) & 1 ? pick(w) : NULL,
+                take(in) & 1 ? pick(w) : NULL, F(), F(), F());
+            return y && take(in) & 1 ? gcuda_flash_attn_ext_back_part(c, y, (enum gcuda_flash_attn_grad) below(in, 5))
+                                     : y;
         case 4: return gcuda_ssm_conv(c, a, pick(w));
         case 5: return gcuda_ssm_scan(c, a, pick(w), pick(w), pick(w), pick(w), pick(w), pick(w));
         case 6: return gcuda_rwkv_wkv6(c, a, pick(w), pick(w), pick(w), pick(w), pick(w));
@@ -257,16 +258,16 @@ static struct gcuda_tensor * image_op(struct world * w, struct gcuda_tensor * a)
         case 7: return gcuda_conv_transpose_2d_p0(c, a, pick(w), I());
         case 8: return gcuda_pool_2d(c, a, (enum gcuda_op_pool) I(), I(), I(), I(), I(), F(), F());
         case 9: return gcuda_pool_1d(c, a, (enum gcuda_op_pool) I(), I(), I(), I());
-        case 10: return gcuda_interpolate(c, a, E(), E(), E(), E(), (uint32_t) below(in, 3) | (uint32_t) below(in,
-            4) << 8);
+        case 10:
+            return gcuda_interpolate(c, a, E(), E(), E(), E(), (uint32_t) below(in, 3) | (uint32_t) below(in, 4) << 8);
         case 11: return gcuda_upscale(c, a, I(), (enum gcuda_scale_mode) below(in, 4));
         default: return gcuda_conv_2d_dw(c, a, pick(w), I(), I(), I(), I(), I(), I());
     }
 }
 
 // A source as the operation wants it, but for one in sixteen.
-static struct gcuda_tensor * fit(struct world * w, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2,
-    int64_t ne3) {
+static struct gcuda_tensor * fit(
+    struct world * w, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct bytes * in = &w->in;
     int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     const unsigned k = take(in);
@@ -279,10 +280,10 @@ static struct gcuda_tensor * fit(struct world * w, enum gcuda_type type, int64_t
 static struct gcuda_tensor * fitted_op(struct world * w) {
     struct gcuda_context * c = w->ctx;
     struct bytes * in = &w->in;
-    const enum gcuda_type F = GCUDA_TYPE_F32, I = GCUDA_TYPE_I32, F_OR_ANY = take(in) < 160 ? GCUDA_TYPE_F32
-        : take_type(in);
+    const enum gcuda_type F = GCUDA_TYPE_F32, I = GCUDA_TYPE_I32,
+                          F_OR_ANY = take(in) < 160 ? GCUDA_TYPE_F32 : take_type(in);
     const int64_t n = take(in) < 200 ? 1 + take(in) % 9 : 256, m = 1 + take(in) % 7, t = 1 + take(in) % 6,
-        s = 1 + take(in) % 3;
+                  s = 1 + take(in) % 3;
     const int k = (int) (take(in) % 3) + 1;
     struct gcuda_tensor * a;
     switch (below(in, 20)) {
@@ -290,11 +291,13 @@ static struct gcuda_tensor * fitted_op(struct world * w) {
         case 1: return gcuda_get_rows_back(c, fit(w, F, n, t, 1, 1), fit(w, I, t, 1, 1, 1), fit(w, F, n, m, 1, 1));
         case 2: return gcuda_set_rows(c, fit(w, F_OR_ANY, n, m, s, 1), fit(w, F, n, t, s, 1), fit(w, I, t, s, 1, 1));
         case 3: return gcuda_add_id(c, fit(w, F, n, s, t, 1), fit(w, F, n, m, 1, 1), fit(w, I, s, t, 1, 1));
-        case 4: return gcuda_mul_mat_id(c, fit(w, F_OR_ANY, n, m, 4, 1), fit(w, F, n, take(in) & 1 ? 1 : s, t, 1),
-            fit(w, I, s, t, 1, 1));
+        case 4:
+            return gcuda_mul_mat_id(
+                c, fit(w, F_OR_ANY, n, m, 4, 1), fit(w, F, n, take(in) & 1 ? 1 : s, t, 1), fit(w, I, s, t, 1, 1));
         case 5: return gcuda_mul_mat(c, fit(w, F_OR_ANY, n, m, 1, 1), fit(w, take(in) & 1 ? F : F_OR_ANY, n, t, s, 1));
-        case 6: return gcuda_rope(c, fit(w, F, 2 * n, m, t, s), fit(w, I, t, 1, 1, 1), (int) (2 * (take(in) % n + 1)),
-            take(in) & 2);
+        case 6:
+            return gcuda_rope(
+                c, fit(w, F, 2 * n, m, t, s), fit(w, I, t, 1, 1, 1), (int) (2 * (take(in) % n + 1)), take(in) & 2);
         case 7: {
             int sections[4] = { (int) (take(in) % 3), 1, (int) (take(in) % 2), 0 };
             static const int modes[] = { 8, 24, 40 };
@@ -307,41 +310,46 @@ static struct gcuda_tensor * fitted_op(struct world * w) {
         case 8:
             a = fit(w, F, n, m, 1, 1);
             (void) gcuda_set_param(a);
-            return gcuda_opt_step_adamw(c, a, fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1),
-                fit(w, F, 7, 1, 1, 1));
+            return gcuda_opt_step_adamw(
+                c, a, fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, 7, 1, 1, 1));
         case 9:
             a = fit(w, F, n, m, 1, 1);
             (void) gcuda_set_param(a);
             return gcuda_opt_step_sgd(c, a, fit(w, F, n, m, 1, 1), fit(w, F, 2, 1, 1, 1));
-        case 10: return gcuda_flash_attn_ext(c, fit(w, F, n, t, m * s, 1), fit(w, F_OR_ANY, n, t + 3, m, 1),
-            fit(w, F_OR_ANY, n, t + 3, m, 1),
-                take(in) & 1 ? fit(w, GCUDA_TYPE_F16, t + 3, t, 1, 1) : NULL, 0.3f, 0, take_float(in));
-        case 11: return gcuda_ssm_scan(c, fit(w, F, n, m, t * 2, s + 1), fit(w, F, m, t * 2, k, s),
-            fit(w, F, t * 2, k, s, 1),
-                fit(w, F, take(in) & 1 ? 1 : n, t * 2, 1, 1), fit(w, F, n, t, k, s), fit(w, F, n, t, k, s),
-                fit(w, I, s, 1, 1, 1));
-        case 12: return gcuda_rwkv_wkv6(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
-            fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, 1, 1),
-                fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1));
-        case 13: return gcuda_rwkv_wkv7(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
-            fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
-                fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1));
-        case 14: return gcuda_gated_linear_attn(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
-            fit(w, F, 8, m, t * s, 1),
-                fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1), take_float(in));
-        case 15: return gcuda_conv_2d_direct(c, fit(w, F, k, 2, m, s), fit(w, F, n, 5, m, t), take_int(in),
-            take_int(in), take_int(in), take_int(in), 1, 1);
+        case 10:
+            return gcuda_flash_attn_ext(c, fit(w, F, n, t, m * s, 1), fit(w, F_OR_ANY, n, t + 3, m, 1),
+                fit(w, F_OR_ANY, n, t + 3, m, 1), take(in) & 1 ? fit(w, GCUDA_TYPE_F16, t + 3, t, 1, 1) : NULL, 0.3f, 0,
+                take_float(in));
+        case 11:
+            return gcuda_ssm_scan(c, fit(w, F, n, m, t * 2, s + 1), fit(w, F, m, t * 2, k, s),
+                fit(w, F, t * 2, k, s, 1), fit(w, F, take(in) & 1 ? 1 : n, t * 2, 1, 1), fit(w, F, n, t, k, s),
+                fit(w, F, n, t, k, s), fit(w, I, s, 1, 1, 1));
+        case 12:
+            return gcuda_rwkv_wkv6(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 8, m, 1, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1));
+        case 13:
+            return gcuda_rwkv_wkv7(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 64 * m, s, 1, 1));
+        case 14:
+            return gcuda_gated_linear_attn(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1), take_float(in));
+        case 15:
+            return gcuda_conv_2d_direct(c, fit(w, F, k, 2, m, s), fit(w, F, n, 5, m, t), take_int(in), take_int(in),
+                take_int(in), take_int(in), 1, 1);
         case 16: return gcuda_conv_transpose_1d(c, fit(w, F, k, s, m, 1), fit(w, F, n, m, 1, 1), take_int(in), 0, 1);
-        case 17: return gcuda_im2col_3d(c, fit(w, F, k, 2, 2, m * s), fit(w, F, n, 4, 4, m * t), m, take_int(in), 1, 1,
-            take_int(in), 0, 1, take_int(in), 1, 1, take_type(in));
-        case 18: return gcuda_cross_entropy_loss_back(c, fit(w, F, 1, 1, 1, 1), fit(w, F, n, m, 1, 1),
-            fit(w, F, n, m, 1, 1));
+        case 17:
+            return gcuda_im2col_3d(c, fit(w, F, k, 2, 2, m * s), fit(w, F, n, 4, 4, m * t), m, take_int(in), 1, 1,
+                take_int(in), 0, 1, take_int(in), 1, 1, take_type(in));
+        case 18:
+            return gcuda_cross_entropy_loss_back(
+                c, fit(w, F, 1, 1, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1));
         default: return gcuda_diag_mask_zero(c, gcuda_sqrt(c, gcuda_cos(c, fit(w, F, n, m, 1, 1))), take_int(in));
     }
 }
 
 static void step(struct world * w) {
-    struct gcuda_tensor * y = NULL, * a = w->n < 2 ? NULL : pick(w);
+    struct gcuda_tensor *y = NULL, *a = w->n < 2 ? NULL : pick(w);
     const unsigned kind = w->n < 2 ? 0 : below(&w->in, 11);
     switch (kind) {
         case 3: y = view_op(w, a); break;
@@ -441,10 +449,10 @@ static void damage(struct world * w) {
     switch (below(in, 7)) {
         case 0: t->ne[below(in, 4)] = E(); break;
         case 1: t->nb[below(in, 4)] = Z(); break;
-        case 2: t->type = (enum gcuda_type) (int) take(in); break;
+        case 2: t->type = (enum gcuda_type)(int) take(in); break;
         case 3: t->op_params[below(in, 16)] = I(); break;
         case 4: t->src[below(in, 10)] = pick(w); break;
-        case 5: t->op = (enum gcuda_op) (int) take(in); break;
+        case 5: t->op = (enum gcuda_op)(int) take(in); break;
         default: t->view_offs = Z(); break;
     }
     for (int i = 0; i < w->n; ++i) { (void) gcuda_backend_supports_op(fuzz_backend(0), w->t[i]); }

@@ -1,8 +1,10 @@
-// Texts and chats from bytes, with vocabularies of every kind that examples/llm.h has; and vocabularies from bytes. Whatever comes,
-// nothing may crash or leak; counting and writing agree; ids are tokens; byte pairs round-trip byte for byte; what a chat's messages
-// say adds no control token. For libFuzzer (`make build/fuzz/fuzz_llm`, seeds in tests/fuzz/llm).
+// Texts and chats from bytes, with vocabularies of every kind that examples/llm.h has; and vocabularies from bytes.
+// Whatever comes, nothing may crash or leak; counting and writing agree; ids are tokens; byte pairs round-trip byte for
+// byte; what a chat's messages say adds no control token. For libFuzzer (`make build/fuzz/fuzz_llm`, seeds in
+// tests/fuzz/llm).
 //
-// The first byte says what is done: 0 to 127 a text, 128 to 191 a chat, from 192 on the rest is a GGUF file whose vocabulary is read.
+// The first byte says what is done: 0 to 127 a text, 128 to 191 a chat, from 192 on the rest is a GGUF file whose
+// vocabulary is read.
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 #define LLM_IMPLEMENTATION
@@ -20,20 +22,38 @@ static void want(bool is_true, const char * what) {
 // =====================================================================================================================
 // >>models   a vocabulary for each pre-tokenizer, SentencePiece, WordPiece
 // =====================================================================================================================
-enum { N_PRE = sizeof llmi_pre_rows / sizeof *llmi_pre_rows, N_MODELS = N_PRE + 2, SPM = N_PRE, WPM = N_PRE + 1, MOST = 512 };
+enum {
+    N_PRE = sizeof llmi_pre_rows / sizeof *llmi_pre_rows,
+    N_MODELS = N_PRE + 2,
+    SPM = N_PRE,
+    WPM = N_PRE + 1,
+    MOST = 512
+};
 
-static const char * const special[] = { "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>",
-    "<|end_header_id|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>",
-    "<|start|>", "<|channel|>", "<|message|>", "[UNK]", "[CLS]", "[SEP]" };
-static const char * const words[] = { "ab", "abc", "he", "ll", "hell", "hello", "th", "the", "in", "ing", "er", "12", "123", "\xC4\xA0t",
-    "\xC4\xA0the", "\xE2\x96\x81the", "\xE2\x96\x81in", "\xE2\x96\x81hello", "s", "e", "ab\xC3\xA9", "\xE2\x96\x81" };
-static const char * const merges[] = { "a b", "ab c", "h e", "l l", "he ll", "hell o", "t h", "th e", "i n", "in g", "e r", "1 2", "12 3",
-    "\xC4\xA0 t", "\xC4\xA0t he", "\xC4\xA0 the" };
-enum { N_SPECIAL = sizeof special / sizeof *special, N_WORDS = sizeof words / sizeof *words, N_MERGES = sizeof merges / sizeof *merges };
+static const char * const special[] = { "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>",
+    "<|start_header_id|>", "<|end_header_id|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "[INST]",
+    "[/INST]", "<start_of_turn>", "<end_of_turn>", "<|start|>", "<|channel|>", "<|message|>", "[UNK]", "[CLS]",
+    "[SEP]" };
+static const char * const words[] = { "ab", "abc", "he", "ll", "hell", "hello", "th", "the", "in", "ing", "er", "12",
+    "123", "\xC4\xA0t", "\xC4\xA0the", "\xE2\x96\x81the", "\xE2\x96\x81in", "\xE2\x96\x81hello", "s", "e", "ab\xC3\xA9",
+    "\xE2\x96\x81" };
+static const char * const merges[] = { "a b", "ab c", "h e", "l l", "he ll", "hell o", "t h", "th e", "i n", "in g",
+    "e r", "1 2", "12 3", "\xC4\xA0 t", "\xC4\xA0t he", "\xC4\xA0 the" };
+enum {
+    N_SPECIAL = sizeof special / sizeof *special,
+    N_WORDS = sizeof words / sizeof *words,
+    N_MERGES = sizeof merges / sizeof *merges
+};
 
 static struct llm_model models[N_MODELS];
 
-struct tokens { char text[MOST][32]; const char * list[MOST]; int32_t types[MOST]; float scores[MOST]; uint64_t n; };
+struct tokens {
+    char text[MOST][32];
+    const char * list[MOST];
+    int32_t types[MOST];
+    float scores[MOST];
+    uint64_t n;
+};
 
 static void add_token(struct tokens * t, const char * text, int32_t type) {
     for (uint64_t i = 0; i < t->n; ++i) {
@@ -71,15 +91,25 @@ static struct gcuda_gguf_context * make_file(int which) {
         add_token(&t, text, LLMI_NORMAL);
     }
     st = gcuda_gguf_set_val_str(g, "tokenizer.ggml.model", which < N_PRE ? "gpt2" : which == SPM ? "llama" : "bert");
-    if (st == GCUDA_STATUS_SUCCESS && which < N_PRE) { st = gcuda_gguf_set_val_str(g, "tokenizer.ggml.pre", llmi_pre_rows[which].name); }
+    if (st == GCUDA_STATUS_SUCCESS && which < N_PRE) {
+        st = gcuda_gguf_set_val_str(g, "tokenizer.ggml.pre", llmi_pre_rows[which].name);
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_str(g, "tokenizer.ggml.tokens", t.list, t.n); }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_str(g, "tokenizer.ggml.merges", merges, N_MERGES); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.token_type", GCUDA_GGUF_TYPE_INT32, t.types, t.n); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.scores", GCUDA_GGUF_TYPE_FLOAT32, t.scores, t.n); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.token_type", GCUDA_GGUF_TYPE_INT32, t.types, t.n);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.scores", GCUDA_GGUF_TYPE_FLOAT32, t.scores, t.n);
+    }
     if (st == GCUDA_STATUS_SUCCESS && which == WPM) { // [UNK], [CLS], [SEP]
         st = gcuda_gguf_set_val_u32(g, "tokenizer.ggml.unknown_token_id", N_SPECIAL - 3);
-        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_val_u32(g, "tokenizer.ggml.cls_token_id", N_SPECIAL - 2); }
-        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_val_u32(g, "tokenizer.ggml.seperator_token_id", N_SPECIAL - 1); }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_gguf_set_val_u32(g, "tokenizer.ggml.cls_token_id", N_SPECIAL - 2);
+        }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_gguf_set_val_u32(g, "tokenizer.ggml.seperator_token_id", N_SPECIAL - 1);
+        }
     }
     want(g != NULL && st == GCUDA_STATUS_SUCCESS, "the file of a vocabulary");
     return g;
@@ -105,7 +135,8 @@ static void fuzz_text(const struct llm_model * m, const char * text, size_t n, i
     size_t n_tokens = 0, n_again = 0, n_back = 0, n_piece;
     const gcuda_status st = llm_tokenize(m, text, n, flags, NULL, 0, &n_tokens);
     if (n_tokens > MAX_TOKENS) { return; }
-    want(llm_tokenize(m, text, n, flags, ids, MAX_TOKENS, &n_again) == st && n_again == n_tokens, "counting and writing differ");
+    want(llm_tokenize(m, text, n, flags, ids, MAX_TOKENS, &n_again) == st && n_again == n_tokens,
+        "counting and writing differ");
     if (st != GCUDA_STATUS_SUCCESS) { return; }
     for (size_t i = 0; i < n_tokens; ++i) {
         want(ids[i] >= 0 && ids[i] < m->vocab.n_tokens, "an id that is no token");
@@ -142,11 +173,14 @@ static void fuzz_chat(struct llm_model * m, const struct llmi_template * t, char
     (void) llm_chat_text(m, messages, n_messages, is_open, back, sizeof back, &n_text);
     const gcuda_status st = llm_chat_tokenize(m, messages, n_messages, is_open, NULL, 0, &n_tokens);
     if (n_tokens > MAX_TOKENS) { return; }
-    want(llm_chat_tokenize(m, messages, n_messages, is_open, ids, MAX_TOKENS, &n_again) == st && n_again == n_tokens, "counting and writing of a chat differ");
+    want(llm_chat_tokenize(m, messages, n_messages, is_open, ids, MAX_TOKENS, &n_again) == st && n_again == n_tokens,
+        "counting and writing of a chat differ");
     if (st != GCUDA_STATUS_SUCCESS) { return; }
     const size_t n_had = n_control(m, n_tokens);
-    want(llm_chat_tokenize(m, neutral, n_messages, is_open, ids, MAX_TOKENS, &n_again) == GCUDA_STATUS_SUCCESS, "a chat of neutral messages");
-    // unknown characters may be control tokens of SentencePiece and WordPiece, and phrases around a message may be left out where it is empty
+    want(llm_chat_tokenize(m, neutral, n_messages, is_open, ids, MAX_TOKENS, &n_again) == GCUDA_STATUS_SUCCESS,
+        "a chat of neutral messages");
+    // unknown characters may be control tokens of SentencePiece and WordPiece, and phrases around a message may be left
+    // out where it is empty
     want(m->vocab.kind != LLMI_BPE || n_had <= n_control(m, n_again), "a message that adds control tokens");
 }
 
@@ -168,7 +202,9 @@ static void fuzz_vocabulary(const uint8_t * data, size_t n) {
         for (int flags = 0; flags < 4; ++flags) {
             const gcuda_status st = llm_tokenize(&m, text, sizeof text - 1, flags, ids, MAX_TOKENS, &n_tokens);
             if (st != GCUDA_STATUS_SUCCESS || n_tokens > MAX_TOKENS) { continue; }
-            for (size_t i = 0; i < n_tokens; ++i) { want(ids[i] >= 0 && ids[i] < m.vocab.n_tokens, "an id that is no token of the file's"); }
+            for (size_t i = 0; i < n_tokens; ++i) {
+                want(ids[i] >= 0 && ids[i] < m.vocab.n_tokens, "an id that is no token of the file's");
+            }
             (void) llm_detokenize(&m, ids, n_tokens, true, back, sizeof back, &n_back);
         }
     }
@@ -191,7 +227,10 @@ int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     memcpy(text, data + 2, size - 2);
     text[size - 2] = '\0';
     if (what < 128) { fuzz_text(&models[what % N_MODELS], text, size - 2, data[1] % 4); }
-    if (what >= 128) { fuzz_chat(&models[what % N_MODELS], &llmi_templates[data[1] / 2 % N_TEMPLATES], text, size - 2, data[1] % 2 != 0); }
+    if (what >= 128) {
+        fuzz_chat(
+            &models[what % N_MODELS], &llmi_templates[data[1] / 2 % N_TEMPLATES], text, size - 2, data[1] % 2 != 0);
+    }
     free(text);
     return 0;
 }

@@ -1,5 +1,5 @@
-// Host memory for gcuda that comes back at once: the next allocation of a size lies where the last one that was freed did, under
-// AddressSanitizer too.
+// Host memory for gcuda that comes back at once: the next allocation of a size lies where the last one that was freed
+// did, under AddressSanitizer too.
 #ifndef HW_RECYCLED_H
 #define HW_RECYCLED_H
 
@@ -8,7 +8,10 @@
 static struct {
     char heap[1 << 22];
     size_t n_bytes, n_free;
-    struct { void * at; size_t size; } free[1024];
+    struct {
+        void * at;
+        size_t size;
+    } free[1024];
 } recycled;
 
 static void * recycled_alloc(void * user, size_t size, size_t alignment) {

@@ -1,5 +1,5 @@
-// Convolutions large enough for the forms that a device has for them, by their launcher: with all shared memory it allows, with
-// 100 KiB and with the 48 KiB that are always there, against float64 at the corners and anywhere.
+// Convolutions large enough for the forms that a device has for them, by their launcher: with all shared memory it
+// allows, with 100 KiB and with the 48 KiB that are always there, against float64 at the corners and anywhere.
 #include "device.h"
 
 struct shape {
@@ -47,7 +47,7 @@ static char * random_of(const struct gcuda_array * a, struct rng * r) {
 }
 
 static void * on_device(const void * from, size_t size) { // these bytes, or all bits set
-    void * to = NULL, * ones = from == NULL ? memset(malloc(size + 1), 0xff, size + 1) : NULL;
+    void *to = NULL, *ones = from == NULL ? memset(malloc(size + 1), 0xff, size + 1) : NULL;
     CHECK(cudaMalloc(&to, size + 1) == cudaSuccess);
     CHECK(cudaMemcpy(to, from != NULL ? from : ones, size, cudaMemcpyHostToDevice) == cudaSuccess);
     free(ones);
@@ -55,7 +55,8 @@ static void * on_device(const void * from, size_t size) { // these bytes, or all
 }
 
 // One result, and the sum of the squares of its terms.
-static double dot(const struct gcuda_conv_args * p, const char * w, const char * x, const int64_t * i, double * squares) {
+static double dot(
+    const struct gcuda_conv_args * p, const char * w, const char * x, const int64_t * i, double * squares) {
     double sum = 0.0;
     for (int64_t c = 0; c < p->x.ne[2]; ++c) {
         for (int64_t ky = 0; ky < p->kernel.ne[1]; ++ky) {
@@ -63,7 +64,8 @@ static double dot(const struct gcuda_conv_args * p, const char * w, const char *
                 const int64_t at_x = i[0] * p->s0 + kx * p->d0 - p->p0, at_y = i[1] * p->s1 + ky * p->d1 - p->p1;
                 if (at_x < 0 || at_x >= p->x.ne[0] || at_y < 0 || at_y >= p->x.ne[1]) { continue; }
                 const double v = load(p->x.type, x, ((i[3] * p->x.ne[2] + c) * p->x.ne[1] + at_y) * p->x.ne[0] + at_x);
-                const double term = v * load(p->kernel.type, w, ((i[2] * p->x.ne[2] + c) * p->kernel.ne[1] + ky) * p->kernel.ne[0] + kx);
+                const double term = v * load(p->kernel.type, w,
+                                            ((i[2] * p->x.ne[2] + c) * p->kernel.ne[1] + ky) * p->kernel.ne[0] + kx);
                 sum += term;
                 *squares += term * term;
             }
@@ -79,7 +81,8 @@ static void compare(const struct gcuda_conv_args * p, const char * w, const char
         int64_t i[4];
         for (int j = 0; j < 4; ++j) { i[j] = k < 16 ? (k >> j & 1) * (p->y.ne[j] - 1) : rng_below(r, p->y.ne[j]); }
         const double want = dot(p, w, x, i, &results);
-        const double error = load(p->y.type, y, ((i[3] * p->y.ne[2] + i[2]) * p->y.ne[1] + i[1]) * p->y.ne[0] + i[0]) - want;
+        const double error =
+            load(p->y.type, y, ((i[3] * p->y.ne[2] + i[2]) * p->y.ne[1] + i[1]) * p->y.ne[0] + i[0]) - want;
         errors += error * error;
         most = fmax(most, isfinite(error) ? fabs(error) : INFINITY);
     }
@@ -103,9 +106,10 @@ static void convolution_by(gcuda_status (*launch)(const struct gcuda_conv_args *
     memset(&p, 0, sizeof p);
     p.kernel = array_of(GCUDA_TYPE_F16, s.kw, s.kh, s.ic, s.oc);
     p.x = array_of(type, s.w, s.h, s.ic, s.n);
-    p.y = array_of(type, (s.w + 2 * s.p0 - s.d0 * (s.kw - 1) - 1) / s.s0 + 1, (s.h + 2 * s.p1 - s.d1 * (s.kh - 1) - 1) / s.s1 + 1, s.oc, s.n);
+    p.y = array_of(type, (s.w + 2 * s.p0 - s.d0 * (s.kw - 1) - 1) / s.s0 + 1,
+        (s.h + 2 * s.p1 - s.d1 * (s.kh - 1) - 1) / s.s1 + 1, s.oc, s.n);
     p.s0 = s.s0, p.s1 = s.s1, p.p0 = s.p0, p.p1 = s.p1, p.d0 = s.d0, p.d1 = s.d1;
-    char * w = random_of(&p.kernel, &r), * x = random_of(&p.x, &r);
+    char *w = random_of(&p.kernel, &r), *x = random_of(&p.x, &r);
     const size_t n_bytes = (size_t) n_of(&p.y) * gcuda_type_size(type);
     char * y = (char *) malloc(n_bytes);
     p.kernel.data = on_device(w, (size_t) n_of(&p.kernel) * 2);
@@ -113,8 +117,9 @@ static void convolution_by(gcuda_status (*launch)(const struct gcuda_conv_args *
     const size_t scratch_bytes = scratch_bytes_of(&p);
     CHECK(scratch_bytes > 0); // it is one for these launchers
     for (int i = 0; i < 3; ++i) {
-        snprintf(test_all.case_name, sizeof test_all.case_name, "%s %lldx%lldx%lldx%lld, kernel %lldx%lldx%lld, stride %d %d, shared %zu",
-            gcuda_type_name(type), (long long) s.w, (long long) s.h, (long long) s.ic, (long long) s.n, (long long) s.kw, (long long) s.kh,
+        snprintf(test_all.case_name, sizeof test_all.case_name,
+            "%s %lldx%lldx%lldx%lld, kernel %lldx%lldx%lld, stride %d %d, shared %zu", gcuda_type_name(type),
+            (long long) s.w, (long long) s.h, (long long) s.ic, (long long) s.n, (long long) s.kw, (long long) s.kh,
             (long long) s.oc, s.s0, s.s1, shared[i]);
         p.max_shared = shared[i];
         p.y.data = on_device(NULL, n_bytes);
@@ -187,17 +192,20 @@ TEST(few_channels_of_large_images) {
 }
 
 TEST(few_blocks) { // for racecheck (tests/gpu.py), by a launcher that does not ask for a size
-    static const struct shape shapes[] = { { 12, 11, 72, 1, 3, 3, 70, 1, 1, 1, 1, 1, 1 }, { 9, 10, 40, 2, 3, 2, 130, 2, 1, 1, 0, 1, 1 } };
+    static const struct shape shapes[] = { { 12, 11, 72, 1, 3, 3, 70, 1, 1, 1, 1, 1, 1 },
+        { 9, 10, 40, 2, 3, 2, 130, 2, 1, 1, 0, 1, 1 } };
     for (int i = 0; i < 2; ++i) {
         convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F32, shapes[i]);
         convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F16, shapes[i]);
     }
 }
 
-// The tiles of warp groups, 128 x 128, 128 x 256 and 64 x 256, and rows of images as they are: on a device of few multiprocessors.
+// The tiles of warp groups, 128 x 128, 128 x 256 and 64 x 256, and rows of images as they are: on a device of few
+// multiprocessors.
 TEST(few_blocks_of_every_tile) {
-    static const struct shape shapes[] = { { 24, 24, 24, 1, 3, 3, 256, 1, 1, 1, 1, 1, 1 }, { 32, 32, 16, 1, 3, 3, 250, 1, 1, 1, 1, 1, 1 },
-        { 32, 33, 40, 1, 3, 3, 60, 1, 1, 1, 1, 1, 1 }, { 252, 36, 16, 1, 3, 3, 33, 1, 1, 1, 1, 1, 1 } };
+    static const struct shape shapes[] = { { 24, 24, 24, 1, 3, 3, 256, 1, 1, 1, 1, 1, 1 },
+        { 32, 32, 16, 1, 3, 3, 250, 1, 1, 1, 1, 1, 1 }, { 32, 33, 40, 1, 3, 3, 60, 1, 1, 1, 1, 1, 1 },
+        { 252, 36, 16, 1, 3, 3, 33, 1, 1, 1, 1, 1, 1 } };
     for (int i = 0; i < 4; ++i) {
         convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F32, shapes[i]);
     }
@@ -229,7 +237,7 @@ static void depthwise(bool is_channels, int64_t w, int64_t h, int64_t c, int64_t
         p.kernel.nb[1] = p.kernel.nb[2] = 12 * (size_t) c;
         p.kernel.nb[2] *= 3;
     }
-    char * weights = random_of(&p.kernel, &r), * x = random_of(&p.x, &r);
+    char *weights = random_of(&p.kernel, &r), *x = random_of(&p.x, &r);
     const size_t n_bytes = (size_t) n_of(&p.y) * 4;
     char * y = (char *) malloc(n_bytes);
     p.kernel.data = on_device(weights, (size_t) n_of(&p.kernel) * 4);
@@ -245,17 +253,20 @@ static void depthwise(bool is_channels, int64_t w, int64_t h, int64_t c, int64_t
         for (int64_t t = 0; t < 9; ++t) {
             const int64_t at_x = i[0] + t % 3 - p0, at_y = i[1] + t / 3 - p1;
             if (at_x < 0 || at_x >= w || at_y < 0 || at_y >= h) { continue; }
-            const size_t from = place_of(&p.x, at_x, at_y, i[2], i[3]), tap = place_of(&p.kernel, t % 3, t / 3, 0, i[2]);
+            const size_t from = place_of(&p.x, at_x, at_y, i[2], i[3]),
+                         tap = place_of(&p.kernel, t % 3, t / 3, 0, i[2]);
             want += (double) load(GCUDA_TYPE_F32, x + from, 0) * load(GCUDA_TYPE_F32, weights + tap, 0);
         }
         const double found = load(GCUDA_TYPE_F32, y + place_of(&p.y, i[0], i[1], i[2], i[3]), 0);
-        CHECK_MSG(fabs(found - want) <= 1e-5, "channels %s, at %lld %lld %lld %lld: %g, want %g", is_channels ? "first" : "last",
-            (long long) i[0], (long long) i[1], (long long) i[2], (long long) i[3], found, want);
+        CHECK_MSG(fabs(found - want) <= 1e-5, "channels %s, at %lld %lld %lld %lld: %g, want %g",
+            is_channels ? "first" : "last", (long long) i[0], (long long) i[1], (long long) i[2], (long long) i[3],
+            found, want);
     }
     int64_t n_lost = 0; // still as on_device left them
     for (int64_t i = 0; i < n_of(&p.y); ++i) { n_lost += ((const uint32_t *) y)[i] == 0xffffffffu; }
     CHECK_MSG(n_lost == 0, "%lld of %lld results were not written", (long long) n_lost, (long long) n_of(&p.y));
-    CHECK(cudaFree(p.kernel.data) == cudaSuccess && cudaFree(p.x.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
+    CHECK(cudaFree(p.kernel.data) == cudaSuccess && cudaFree(p.x.data) == cudaSuccess &&
+          cudaFree(p.y.data) == cudaSuccess);
     free(weights);
     free(x);
     free(y);

@@ -1,6 +1,6 @@
 // What only a real device shows: memory that runs out, contexts, streams and threads of the driver's, captures beside
-// other work, peers. Through the public interface alone, so it also runs on the simulated device (make build/sim/test-device,
-// GCUDA_SIM_DEVICES=2 for the last tests). Built and run by `make test-gpu`.
+// other work, peers. Through the public interface alone, so it also runs on the simulated device (make
+// build/sim/test-device, GCUDA_SIM_DEVICES=2 for the last tests). Built and run by `make test-gpu`.
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ struct model {
     gcuda_backend_t backend;
     struct gcuda_context * ctx;
     gcuda_backend_buffer_t buffer;
-    struct gcuda_tensor * w, * x, * y;
+    struct gcuda_tensor *w, *x, *y;
     struct gcuda_cgraph * graph;
 };
 enum { ROWS = 256, DEPTH = 512, COLUMNS = 64, N_OUT = ROWS * COLUMNS };
@@ -115,7 +115,8 @@ TEST(devices_say_what_they_are) {
         CHECK(info.shared_bytes >= 48 * 1024 && info.warp_size == 32);
         CHECK_EQ_I(gcuda_backend_cuda_find_device(info.pci), i);
         CHECK_EQ_I(gcuda_backend_cuda_find_device(info.uuid), i);
-        printf("  CUDA%d: %s, capability %d.%d, %d multiprocessors\n", i, info.name, info.cc / 100, info.cc / 10 % 10, info.n_sm);
+        printf("  CUDA%d: %s, capability %d.%d, %d multiprocessors\n", i, info.name, info.cc / 100, info.cc / 10 % 10,
+            info.n_sm);
     }
 }
 
@@ -132,8 +133,8 @@ TEST(the_selftest_passes_within_a_second) {
         CHECK_OK(gcuda_cuda_selftest(i, &r));
         CHECK_MSG(r.n_failed == 0 && r.n_passed > 0 && r.message[0] == '\0', "%s", r.message);
         CHECK_MSG(r.ms < 1000.0f || is_simulated(i), "%g ms", (double) r.ms);
-        printf("  CUDA%d: self-test, %d families in %.1f ms, code for %d.%d\n", i, r.n_passed, (double) r.ms, r.binary_cc / 100,
-            r.binary_cc / 10 % 10);
+        printf("  CUDA%d: self-test, %d families in %.1f ms, code for %d.%d\n", i, r.n_passed, (double) r.ms,
+            r.binary_cc / 100, r.binary_cc / 10 % 10);
     }
 }
 
@@ -193,7 +194,7 @@ TEST(on_the_callers_stream_and_memory) {
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, memory));
     CHECK_OK(gcuda_backend_view_init(y));
     CHECK_OK(gcuda_build_forward_expand(graph, y));
-    float * data = numbers(256, 3), got[256];
+    float *data = numbers(256, 3), got[256];
     CHECK(cudaMemcpyAsync(memory, data, 1024, cudaMemcpyHostToDevice, stream) == cudaSuccess);
     CHECK_OK(gcuda_backend_graph_compute_async(backend, graph)); // after the caller's copy, before the caller's next
     CHECK(cudaMemcpyAsync(got, memory, 1024, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
@@ -212,7 +213,7 @@ TEST(a_graph_that_is_stopped) {
     const struct gcuda_init_params params = { 0, NULL, true };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 1024, 256), * y = x;
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 1024, 256), *y = x;
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     int n_asked = 0;
     for (int i = 0; i < 1000; ++i) { y = gcuda_scale_inplace(ctx, y, 1.0f); }
@@ -224,7 +225,7 @@ TEST(a_graph_that_is_stopped) {
     CHECK_EQ_I(gcuda_backend_graph_compute(backend, graph), GCUDA_STATUS_ABORTED);
     CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph));
-    float * got = (float *) malloc(gcuda_nbytes(x)), * want = numbers(gcuda_nelements(x), 5);
+    float *got = (float *) malloc(gcuda_nbytes(x)), *want = numbers(gcuda_nelements(x), 5);
     CHECK_OK(gcuda_backend_tensor_get(x, got, 0, gcuda_nbytes(x)));
     CHECK(memcmp(got, want, gcuda_nbytes(x)) == 0); // times 1, however often
     free(got);
@@ -242,7 +243,7 @@ TEST(what_is_uploaded_comes_back) {
     struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, n);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(ctx, backend);
     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
-    float * data = numbers(n, 9), * got = (float *) calloc((size_t) n, 4);
+    float *data = numbers(n, 9), *got = (float *) calloc((size_t) n, 4);
     CHECK(buffer != NULL && up != NULL);
     CHECK_OK(gcuda_cuda_upload(up, x, data, 0, gcuda_nbytes(x), NULL));
     CHECK_OK(gcuda_cuda_download(up, x, got, 0, gcuda_nbytes(x), NULL));
@@ -327,11 +328,13 @@ static bool capture_and_replay(struct model * m, const float * want, float * got
     cudaGraphExec_t exec = NULL;
     if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) { return false; }
     bool ok = CHECK_OK(gcuda_backend_graph_compute_async(m->backend, m->graph));
-    ok = cudaStreamEndCapture(stream, &graph) == cudaSuccess && ok && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+    ok = cudaStreamEndCapture(stream, &graph) == cudaSuccess && ok &&
+         cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
     if (ok) {
         CHECK_OK(gcuda_backend_tensor_memset(m->y, 0xFF, 0, gcuda_nbytes(m->y)));
         ok = cudaGraphLaunch(exec, stream) == cudaSuccess && CHECK_OK(gcuda_backend_synchronize(m->backend)) &&
-             CHECK_OK(gcuda_backend_tensor_get(m->y, got, 0, N_OUT * sizeof *got)) && memcmp(got, want, N_OUT * sizeof *got) == 0;
+             CHECK_OK(gcuda_backend_tensor_get(m->y, got, 0, N_OUT * sizeof *got)) &&
+             memcmp(got, want, N_OUT * sizeof *got) == 0;
         CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
     }
     CHECK(graph == NULL || cudaGraphDestroy(graph) == cudaSuccess);
@@ -348,8 +351,9 @@ TEST(a_capture_beside_other_work) {
     other.n = test_full() ? 50 : 3;
     other.worker.n_rounds = 3;
     if (!model_make(&m, gcuda_backend_cuda_init(0))) { return; }
-    float * want = model_result(&m), * got = (float *) calloc(N_OUT, sizeof *got);
-    CHECK(pthread_mutex_init(&other.lock, NULL) == 0 && pthread_create(&other.worker.thread, NULL, come_and_go, &other) == 0);
+    float *want = model_result(&m), *got = (float *) calloc(N_OUT, sizeof *got);
+    CHECK(pthread_mutex_init(&other.lock, NULL) == 0 &&
+          pthread_create(&other.worker.thread, NULL, come_and_go, &other) == 0);
     while (ok && !are_gone(&other)) {
         ok = capture_and_replay(&m, want, got);
         CHECK_MSG(ok, "capture %d is spoilt: %s", n, cudaGetErrorString(cudaGetLastError()));
@@ -368,8 +372,8 @@ TEST(a_capture_beside_other_work) {
 // =====================================================================================================================
 // >>two devices
 // =====================================================================================================================
-// The caller's launch is a node like any other: in order with those around it, with data that changes, and in the CUDA graph
-// that a graph becomes when it is computed again and again.
+// The caller's launch is a node like any other: in order with those around it, with data that changes, and in the CUDA
+// graph that a graph becomes when it is computed again and again.
 static gcuda_status enqueue_thirds(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata) {
     struct gcuda_map_args args;
     memset(&args, 0, sizeof args);
@@ -394,7 +398,7 @@ TEST(a_callers_kernel_is_a_node) {
     const struct gcuda_custom_params custom = { NULL, enqueue_thirds, &n_calls, 0 };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * square = gcuda_sqr(ctx, x);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), *square = gcuda_sqr(ctx, x);
     struct gcuda_tensor * y = gcuda_neg(ctx, gcuda_custom_4d_ext(ctx, GCUDA_TYPE_F32, N, 1, 1, 1, &square, 1, &custom));
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     gcuda_backend_buffer_t buffer = backend ? gcuda_backend_alloc_ctx_tensors(ctx, backend) : NULL;
@@ -458,12 +462,15 @@ TEST(copies_between_devices) {
                 t[i] = gcuda_new_tensor_1d(ctx[i], GCUDA_TYPE_F32, sizes[k]);
                 buffer[i] = gcuda_backend_alloc_ctx_tensors(ctx[i], backends[i]);
             }
-            float * data = numbers(sizes[k], 11), * got = (float *) calloc((size_t) sizes[k], 4);
+            float *data = numbers(sizes[k], 11), *got = (float *) calloc((size_t) sizes[k], 4);
             CHECK_OK(gcuda_backend_tensor_set(t[0], data, 0, gcuda_nbytes(t[0])));
-            CHECK_OK(gcuda_backend_tensor_copy_async(backends[0], backends[1], t[0], t[1])); // the first makes staging memory
+            // the first makes staging memory
+            CHECK_OK(gcuda_backend_tensor_copy_async(backends[0], backends[1], t[0], t[1]));
             CHECK_OK(gcuda_backend_synchronize(backends[1]));
             const int64_t t0 = gcuda_time_us();
-            for (int i = 0; i < 10; ++i) { CHECK_OK(gcuda_backend_tensor_copy_async(backends[0], backends[1], t[0], t[1])); }
+            for (int i = 0; i < 10; ++i) {
+                CHECK_OK(gcuda_backend_tensor_copy_async(backends[0], backends[1], t[0], t[1]));
+            }
             CHECK_OK(gcuda_backend_synchronize(backends[0]));
             CHECK_OK(gcuda_backend_synchronize(backends[1]));
             const double us = (double) (gcuda_time_us() - t0) / 10.0;
@@ -483,7 +490,8 @@ TEST(copies_between_devices) {
     }
     struct gcuda_cuda_peer info;
     CHECK_OK(gcuda_backend_cuda_get_peer(0, 1, &info));
-    printf("  CUDA0 to CUDA1: access %s%s%s\n", info.is_in_use ? "in use" : "not in use", info.reason[0] ? ": " : "", info.reason);
+    printf("  CUDA0 to CUDA1: access %s%s%s\n", info.is_in_use ? "in use" : "not in use", info.reason[0] ? ": " : "",
+        info.reason);
 }
 
 // The same product from weights on one device and dealt out to two.
@@ -493,7 +501,7 @@ TEST(a_split_product_is_the_whole_bit_for_bit) {
     if (!has_two()) { return; }
     for (int is_split = 0; is_split < 2; ++is_split) {
         gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-        struct gcuda_context * ctx_w = gcuda_init(params), * ctx = gcuda_init(params);
+        struct gcuda_context *ctx_w = gcuda_init(params), *ctx = gcuda_init(params);
         struct gcuda_tensor * w = gcuda_new_tensor_2d(ctx_w, GCUDA_TYPE_Q8_0, 1024, 2048);
         struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 1024, 7);
         gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, NULL, 0);

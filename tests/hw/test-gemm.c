@@ -1,5 +1,6 @@
-// Products of floats without cuBLAS, by their launchers (that of warp groups where the device has them), and activations as halves: every edge of the tiles, matrices that are shared
-// and that are not, parts of k, all caps of shared memory. Runs on a device and on the simulated one.
+// Products of floats without cuBLAS, by their launchers (that of warp groups where the device has them), and
+// activations as halves: every edge of the tiles, matrices that are shared and that are not, parts of k, all caps of
+// shared memory. Runs on a device and on the simulated one.
 #include "products.h"
 #include "test.h"
 
@@ -50,7 +51,8 @@ static char * filled(struct gcuda_array * a, struct rng * r) {
             }
         }
     }
-    CHECK(cudaMalloc(&a->data, size) == cudaSuccess && cudaMemcpy(a->data, data, size, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMalloc(&a->data, size) == cudaSuccess &&
+          cudaMemcpy(a->data, data, size, cudaMemcpyHostToDevice) == cudaSuccess);
     return data;
 }
 
@@ -59,7 +61,8 @@ static const char * row_at(const struct gcuda_array * a, const char * data, int6
 }
 
 // Corners, then anywhere, against float64; and nothing written between the columns.
-static void compare(const struct gcuda_mul_mat_args * p, const char * a, const char * b, const char * y, double bound, struct rng * r) {
+static void compare(
+    const struct gcuda_mul_mat_args * p, const char * a, const char * b, const char * y, double bound, struct rng * r) {
     double errors = 0.0, results = 0.0, most = 0.0;
     enum { N = 300 };
     for (int i = 0; i < N; ++i) {
@@ -70,7 +73,8 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
         const char * v = row_at(&p->b, b, n, i2, i3);
         double sum = 0.0;
         for (int64_t k = 0; k < p->a.ne[0]; ++k) {
-            const double term = (double) load(p->a.type, u + (size_t) k * p->a.nb[0]) * load(p->b.type, v + (size_t) k * p->b.nb[0]);
+            const double term =
+                (double) load(p->a.type, u + (size_t) k * p->a.nb[0]) * load(p->b.type, v + (size_t) k * p->b.nb[0]);
             sum += term;
             results += term * term;
         }
@@ -81,7 +85,8 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
     CHECK_MSG(errors <= bound * results, "NMSE %g, allowed %g", errors / results, bound);
     CHECK_MSG(most <= 8.0 * sqrt(bound * results / N), "error %g, rms %g", most, sqrt(results / N));
     for (int64_t row = 0; row < p->y.ne[1] * p->y.ne[2] * p->y.ne[3]; ++row) {
-        const char * from = row_at(&p->y, y, row % p->y.ne[1], row / p->y.ne[1] % p->y.ne[2], row / p->y.ne[1] / p->y.ne[2]);
+        const char * from =
+            row_at(&p->y, y, row % p->y.ne[1], row / p->y.ne[1] % p->y.ne[2], row / p->y.ne[1] / p->y.ne[2]);
         for (size_t i = 4 * (size_t) p->y.ne[0]; i < p->y.nb[1]; ++i) { CHECK((unsigned char) from[i] == 0xff); }
     }
 }
@@ -105,10 +110,11 @@ static void product(enum gcuda_type type, struct shape s, size_t max_shared) {
     p.b = array_of(type, s.k, s.n, s.a2 * s.r2, s.a3 * s.r3, s.pad);
     p.y = array_of(GCUDA_TYPE_F32, s.m, s.n, s.a2 * s.r2, s.a3 * s.r3, s.pad);
     p.max_shared = max_shared;
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, m %lld, n %lld, k %lld, matrices %lld %lld x %lld %lld, pad %d, shared %zu",
-        gcuda_type_name(type), (long long) s.m, (long long) s.n, (long long) s.k, (long long) s.a2, (long long) s.a3, (long long) s.r2,
+    snprintf(test_all.case_name, sizeof test_all.case_name,
+        "%s, m %lld, n %lld, k %lld, matrices %lld %lld x %lld %lld, pad %d, shared %zu", gcuda_type_name(type),
+        (long long) s.m, (long long) s.n, (long long) s.k, (long long) s.a2, (long long) s.a3, (long long) s.r2,
         (long long) s.r3, s.pad, max_shared);
-    char * a = filled(&p.a, &r), * b = filled(&p.b, &r), * y = (char *) malloc(bytes_of(&p.y));
+    char *a = filled(&p.a, &r), *b = filled(&p.b, &r), *y = (char *) malloc(bytes_of(&p.y));
     CHECK(cudaMalloc(&p.y.data, bytes_of(&p.y)) == cudaSuccess);
     launched(GCUDA_MUL_MAT_GEMM, &p, y);
     compare(&p, a, b, y, 1e-6, &r);
@@ -128,17 +134,23 @@ static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_
 enum { N_TYPES = 3 };
 
 TEST(every_edge) {
-    static const struct shape shapes[] = { { 1, 1, 8, 1, 1, 1, 1, 0 }, { 63, 65, 1, 1, 1, 1, 1, 1 }, { 130, 70, 41, 1, 1, 1, 1, 0 },
-        { 65, 129, 127, 1, 1, 1, 1, 3 }, { 129, 257, 96, 1, 1, 1, 1, 1 }, { 200, 3, 513, 1, 1, 1, 1, 0 } };
+    static const struct shape shapes[] = { { 1, 1, 8, 1, 1, 1, 1, 0 }, { 63, 65, 1, 1, 1, 1, 1, 1 },
+        { 130, 70, 41, 1, 1, 1, 1, 0 }, { 65, 129, 127, 1, 1, 1, 1, 3 }, { 129, 257, 96, 1, 1, 1, 1, 1 },
+        { 200, 3, 513, 1, 1, 1, 1, 0 } };
     for (int t = 0; t < N_TYPES; ++t) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { product(types[t], shapes[i], i % 2 == 0 ? 0 : (size_t) 227 << 10); }
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+            product(types[t], shapes[i], i % 2 == 0 ? 0 : (size_t) 227 << 10);
+        }
     }
 }
 
 TEST(matrices) {
-    static const struct shape shapes[] = { { 33, 40, 72, 2, 1, 3, 1, 0 }, { 70, 20, 64, 1, 2, 2, 3, 1 }, { 20, 70, 33, 3, 2, 1, 2, 2 } };
+    static const struct shape shapes[] = { { 33, 40, 72, 2, 1, 3, 1, 0 }, { 70, 20, 64, 1, 2, 2, 3, 1 },
+        { 20, 70, 33, 3, 2, 1, 2, 2 } };
     for (int t = 0; t < N_TYPES; ++t) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { product(types[t], shapes[i], (size_t) 100 << 10); }
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+            product(types[t], shapes[i], (size_t) 100 << 10);
+        }
     }
 }
 
@@ -160,7 +172,9 @@ TEST(many_tiles) { // more than a device has at once; on the simulated one that 
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { product(types[t], shapes[i], (size_t) 227 << 10); }
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+            product(types[t], shapes[i], (size_t) 227 << 10);
+        }
     }
 }
 
@@ -173,7 +187,8 @@ TEST(what_does_not_fit_is_refused) {
     CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // two types
     p.b = p.a;
     p.b.nb[1] += 2;
-    CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); // rows not at sixteens of bytes
+    // rows not at sixteens of bytes
+    CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     p.b = p.a;
     p.y.type = GCUDA_TYPE_F16;
     CHECK(launch_product(GCUDA_MUL_MAT_GEMM, &p, NULL, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
@@ -191,7 +206,7 @@ static void half_rows(int64_t n, int64_t n_rows, size_t skew) {
     p.y.nb[0] = 2, p.y.nb[1] = (size_t) n * 2, p.y.nb[2] = p.y.nb[3] = p.y.nb[1] * (size_t) n_rows;
     snprintf(test_all.case_name, sizeof test_all.case_name, "n %lld, skew %zu", (long long) n, skew);
     const size_t size = (size_t) (n * n_rows);
-    float * x = (float *) malloc(size * 4), * scale = (float *) malloc((size_t) n_rows * 4);
+    float *x = (float *) malloc(size * 4), *scale = (float *) malloc((size_t) n_rows * 4);
     uint16_t * y = (uint16_t *) malloc(size * 2);
     char * on = NULL;
     static const double scales[] = { 1.0, 1e5, 1e-6, 1e30, 1e-30, 3e38 };
@@ -218,7 +233,8 @@ static void half_rows(int64_t n, int64_t n_rows, size_t skew) {
                 error = fmax(error, fabs(got - v));
             }
         }
-        CHECK_MSG(error <= most / 2048.0, "row %lld: error %g of %g, factor %g", (long long) row, error, most, scale[row]);
+        CHECK_MSG(
+            error <= most / 2048.0, "row %lld: error %g of %g, factor %g", (long long) row, error, most, scale[row]);
         CHECK(row != n_rows - 1 || scale[row] == 1.0f);
         CHECK(row % 6 != 0 || scale[row] == 1.0f || n < 8); // an ordinary row is not scaled
     }

@@ -1,9 +1,9 @@
-// Tensors of 2^31 elements, one less, one more and a few thousand more: each kernel's answer at both ends, around 2^31 and at
-// random places, against what the element's number alone says. Element i of an input is pattern(i), made on the device out of
-// one period, so nothing large is ever on the host. Where memory does not allow it (the simulated device) the same cases run
-// with 2^17 elements. 2^31 - 1 is a prime number and 2^31 + 1 three times one: such tensors are one row or three, or have rows
-// of one element or of three. Tensors of blocks have a block less than 2^31 elements, and one more. Built and run by
-// `make test-gpu`.
+// Tensors of 2^31 elements, one less, one more and a few thousand more: each kernel's answer at both ends, around 2^31
+// and at random places, against what the element's number alone says. Element i of an input is pattern(i), made on the
+// device out of one period, so nothing large is ever on the host. Where memory does not allow it (the simulated device)
+// the same cases run with 2^17 elements. 2^31 - 1 is a prime number and 2^31 + 1 three times one: such tensors are one
+// row or three, or have rows of one element or of three. Tensors of blocks have a block less than 2^31 elements, and
+// one more. Built and run by `make test-gpu`.
 #include "gcuda.h"
 #include "test.h"
 
@@ -16,12 +16,13 @@
 #define PERIOD 1000003
 #define BLOCKS_PERIOD (256 * 3907) // of quantized inputs: whole blocks of every type
 #define CYCLE 2039                 // elements after which the pattern repeats within a period; their sum is 0
-#define ROW 4096 // elements of a row in cases with rows
-#define WINDOW 64 // elements looked at together: whole blocks of Q8_0
+#define ROW 4096                   // elements of a row in cases with rows
+#define WINDOW 64                  // elements looked at together: whole blocks of Q8_0
 #define NEEDED ((size_t) 48 << 30) // bytes free on the device
 
 static double pattern(int64_t i) { return (double) (i % PERIOD * 7919 % CYCLE - 1019) / 1024.0; } // exact in F16
-static double blocks_pattern(int64_t i) { return pattern(i % BLOCKS_PERIOD); }                     // of quantized inputs
+// of quantized inputs
+static double blocks_pattern(int64_t i) { return pattern(i % BLOCKS_PERIOD); }
 
 // The sum of the first n of the pattern. Sums of 16384 elements are exact in F32, in any order.
 static double sum_below(int64_t n) {
@@ -37,7 +38,7 @@ struct large {
     int n_leafs;
     int64_t n; // elements: 2^31 (2^17) and what the case adds
     int64_t base;
-    int64_t row; // elements of a row of the case, where its results depend on them
+    int64_t row;    // elements of a row of the case, where its results depend on them
     double sums[3]; // of long rows
     struct rng rng;
 };
@@ -51,10 +52,13 @@ static int64_t n_rows(const struct large * l) { return l->n / ROW; }
 // Long rows of one element less than 2^31, which is a prime number, or of one more.
 static int64_t n_long(const struct large * l) { return l->n % 3 == 0 ? 3 : 1; }
 static int64_t long_row(const struct large * l) { return l->n / n_long(l); }
-static int64_t short_row(const struct large * l) { return n_long(l); } // elements of a row where there are as many rows as can be
+// elements of a row where there are as many rows as can be
+static int64_t short_row(const struct large * l) { return n_long(l); }
 
 // Row numbers for get_rows and set_rows: the last rows and some of all.
-static int64_t row_number(const struct large * l, int64_t k) { return k < 8 ? n_rows(l) - 1 - k : k * (n_rows(l) / 32); }
+static int64_t row_number(const struct large * l, int64_t k) {
+    return k < 8 ? n_rows(l) - 1 - k : k * (n_rows(l) / 32);
+}
 
 // Tokens are at the positions 0 to 999, again and again.
 static int64_t position(int64_t token) { return token % 1000; }
@@ -69,9 +73,13 @@ static char * first_bytes(const struct large * l, const struct gcuda_tensor * t,
     for (int64_t i = 0; i < n; ++i) { f[i] = (float) pattern(i); }
     for (int64_t i = 0; i < n; ++i) {
         if (t->type == GCUDA_TYPE_I8) { ((int8_t *) (void *) bytes)[i] = (int8_t) (f[i] * 100.0f); }
-        if (t->type == GCUDA_TYPE_I32) { ((int32_t *) (void *) bytes)[i] = (int32_t) index_value(l, gcuda_nelements(t), i); }
+        if (t->type == GCUDA_TYPE_I32) {
+            ((int32_t *) (void *) bytes)[i] = (int32_t) index_value(l, gcuda_nelements(t), i);
+        }
     }
-    if (t->type != GCUDA_TYPE_I8 && t->type != GCUDA_TYPE_I32) { CHECK_OK(gcuda_quantize_rows(t->type, f, bytes, 1, n, NULL, 0)); }
+    if (t->type != GCUDA_TYPE_I8 && t->type != GCUDA_TYPE_I32) {
+        CHECK_OK(gcuda_quantize_rows(t->type, f, bytes, 1, n, NULL, 0));
+    }
     free(f);
     return bytes;
 }
@@ -79,11 +87,12 @@ static char * first_bytes(const struct large * l, const struct gcuda_tensor * t,
 static void fill(const struct large * l, struct gcuda_tensor * t) {
     const int64_t block = gcuda_blck_size(t->type), n = gcuda_nelements(t), period = block > 1 ? BLOCKS_PERIOD : PERIOD;
     const int64_t n_here = n < period ? n : period;
-    char * bytes = first_bytes(l, t, n_here), * at = (char *) t->data;
+    char *bytes = first_bytes(l, t, n_here), *at = (char *) t->data;
     CHECK_OK(gcuda_backend_tensor_set(t, bytes, 0, gcuda_row_size(t->type, n_here)));
     for (int64_t done = n_here; done < n;) { // whole periods, as many again each time
         const int64_t more = n - done < done ? n - done : done;
-        CHECK(cudaMemcpy(at + gcuda_row_size(t->type, done), at, gcuda_row_size(t->type, more), cudaMemcpyDeviceToDevice) == cudaSuccess);
+        CHECK(cudaMemcpy(at + gcuda_row_size(t->type, done), at, gcuda_row_size(t->type, more),
+                  cudaMemcpyDeviceToDevice) == cudaSuccess);
         done += more;
     }
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
@@ -110,10 +119,14 @@ struct large_case {
     double most;  // error of an element by 1 + its size; 0: what the type of the result allows
 };
 
-static struct gcuda_tensor * build_neg(struct large * l) { return gcuda_neg(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n + 1, 1, 1)); }
+static struct gcuda_tensor * build_neg(struct large * l) {
+    return gcuda_neg(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n + 1, 1, 1));
+}
 static double want_neg(const struct large * l, int64_t i) { return (void) l, -pattern(i); }
 
-static struct gcuda_tensor * build_silu(struct large * l) { return gcuda_silu(l->ctx, leaf(l, GCUDA_TYPE_F16, ROW + 1, n_rows(l), 1)); }
+static struct gcuda_tensor * build_silu(struct large * l) {
+    return gcuda_silu(l->ctx, leaf(l, GCUDA_TYPE_F16, ROW + 1, n_rows(l), 1));
+}
 static double want_silu(const struct large * l, int64_t i) { return (void) l, pattern(i) / (1.0 + exp(-pattern(i))); }
 
 static struct gcuda_tensor * build_scale(struct large * l) {
@@ -211,10 +224,12 @@ static struct gcuda_tensor * build_get_rows(struct large * l) {
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, ROW, n_rows(l), 1);
     return gcuda_get_rows(l->ctx, a, leaf(l, GCUDA_TYPE_I32, 16, 1, 1));
 }
-static double want_get_rows(const struct large * l, int64_t i) { return pattern(row_number(l, i / ROW) * ROW + i % ROW); }
+static double want_get_rows(const struct large * l, int64_t i) {
+    return pattern(row_number(l, i / ROW) * ROW + i % ROW);
+}
 
 static struct gcuda_tensor * build_set_rows(struct large * l) {
-    struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, ROW, n_rows(l), 1), * b = leaf(l, GCUDA_TYPE_F32, ROW, 16, 1);
+    struct gcuda_tensor *a = leaf(l, GCUDA_TYPE_F16, ROW, n_rows(l), 1), *b = leaf(l, GCUDA_TYPE_F32, ROW, 16, 1);
     return gcuda_set_rows(l->ctx, a, b, leaf(l, GCUDA_TYPE_I32, 16, 1, 1));
 }
 static int64_t source_row(const struct large * l, int64_t row) { // of what set_rows puts there; -1: nothing
@@ -241,7 +256,9 @@ static void sums_of_rows(struct large * l, double (*f)(double)) {
     for (int64_t r = 0; r < n_long(l); ++r) { l->sums[r] = sum_of_row(l, r, f); }
 }
 
-static struct gcuda_tensor * build_neg_row(struct large * l) { return gcuda_neg(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n, 1, 1)); }
+static struct gcuda_tensor * build_neg_row(struct large * l) {
+    return gcuda_neg(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n, 1, 1));
+}
 
 static struct gcuda_tensor * build_cpy_row(struct large * l) {
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, l->n, 1, 1);
@@ -254,7 +271,9 @@ static struct gcuda_tensor * build_add_row(struct large * l) {
 static struct gcuda_tensor * build_transpose_rows(struct large * l) {
     return gcuda_cont(l->ctx, gcuda_transpose(l->ctx, leaf(l, GCUDA_TYPE_F16, long_row(l), n_long(l), 1)));
 }
-static double want_transpose_rows(const struct large * l, int64_t i) { return pattern(i % n_long(l) * long_row(l) + i / n_long(l)); }
+static double want_transpose_rows(const struct large * l, int64_t i) {
+    return pattern(i % n_long(l) * long_row(l) + i / n_long(l));
+}
 
 static struct gcuda_tensor * build_rms_norm_row(struct large * l) {
     sums_of_rows(l, square);
@@ -283,17 +302,22 @@ static struct gcuda_tensor * build_get_long_rows(struct large * l) { // the last
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, long_row(l), n_long(l), 1);
     return gcuda_get_rows(l->ctx, a, leaf(l, GCUDA_TYPE_I32, 1, 1, 1));
 }
-static double want_get_long_rows(const struct large * l, int64_t i) { return pattern((n_long(l) - 1) * long_row(l) + i); }
+static double want_get_long_rows(const struct large * l, int64_t i) {
+    return pattern((n_long(l) - 1) * long_row(l) + i);
+}
 
 static struct gcuda_tensor * build_set_long_rows(struct large * l) {
-    struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, long_row(l), n_long(l), 1), * b = leaf(l, GCUDA_TYPE_F32, long_row(l), 1, 1);
+    struct gcuda_tensor *a = leaf(l, GCUDA_TYPE_F16, long_row(l), n_long(l), 1),
+                        *b = leaf(l, GCUDA_TYPE_F32, long_row(l), 1, 1);
     return gcuda_set_rows(l->ctx, a, b, leaf(l, GCUDA_TYPE_I32, 1, 1, 1));
 }
 static double want_set_long_rows(const struct large * l, int64_t i) {
     return pattern(i / long_row(l) == n_long(l) - 1 ? i % long_row(l) : i);
 }
 
-static struct gcuda_tensor * build_silu_row(struct large * l) { return gcuda_silu(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n, 1, 1)); }
+static struct gcuda_tensor * build_silu_row(struct large * l) {
+    return gcuda_silu(l->ctx, leaf(l, GCUDA_TYPE_F16, l->n, 1, 1));
+}
 
 static struct gcuda_tensor * build_scale_row(struct large * l) {
     return gcuda_scale(l->ctx, leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), 0.5f);
@@ -321,7 +345,8 @@ static struct gcuda_tensor * build_mul_short(struct large * l) { // a short row 
 static double want_mul_short(const struct large * l, int64_t i) { return pattern(i) * pattern(i % short_row(l)); }
 
 static struct gcuda_tensor * build_repeat_short(struct large * l) {
-    return gcuda_repeat_4d(l->ctx, leaf(l, GCUDA_TYPE_F16, short_row(l), 1, 1), short_row(l), l->n / short_row(l), 1, 1);
+    return gcuda_repeat_4d(
+        l->ctx, leaf(l, GCUDA_TYPE_F16, short_row(l), 1, 1), short_row(l), l->n / short_row(l), 1, 1);
 }
 static double want_repeat_short(const struct large * l, int64_t i) { return pattern(i % short_row(l)); }
 
@@ -334,7 +359,9 @@ static double want_concat_rows(const struct large * l, int64_t i) { return patte
 static struct gcuda_tensor * build_bytes_row(struct large * l) { // from an odd address
     return gcuda_cont(l->ctx, gcuda_view_1d(l->ctx, leaf(l, GCUDA_TYPE_I8, l->n + 1, 1, 1), l->n, 1));
 }
-static double want_bytes_row(const struct large * l, int64_t i) { return (void) l, (double) (int8_t) ((float) pattern(i + 1) * 100.0f); }
+static double want_bytes_row(const struct large * l, int64_t i) {
+    return (void) l, (double) (int8_t) ((float) pattern(i + 1) * 100.0f);
+}
 
 static struct gcuda_tensor * build_norm_row(struct large * l) {
     sums_of_rows(l, square);
@@ -350,7 +377,9 @@ static double want_norm_row(const struct large * l, int64_t i) {
     return (pattern(i) - mean) / sqrt(l->sums[r] / (double) n - mean * mean + 1e-5);
 }
 
-static struct gcuda_tensor * build_sum(struct large * l) { return gcuda_sum(l->ctx, leaf(l, GCUDA_TYPE_F32, l->n, 1, 1)); }
+static struct gcuda_tensor * build_sum(struct large * l) {
+    return gcuda_sum(l->ctx, leaf(l, GCUDA_TYPE_F32, l->n, 1, 1));
+}
 static double want_sum(const struct large * l, int64_t i) { return (void) i, sum_below(l->n); }
 
 static struct gcuda_tensor * build_sum_long_rows(struct large * l) {
@@ -371,9 +400,12 @@ static double sum_of_squares(const struct large * l, int64_t i) { // of the row 
     return sum;
 }
 
-static struct gcuda_tensor * build_norm(struct large * l) { return gcuda_norm(l->ctx, rows_of(l, GCUDA_TYPE_F16, 128), 1e-5f); }
+static struct gcuda_tensor * build_norm(struct large * l) {
+    return gcuda_norm(l->ctx, rows_of(l, GCUDA_TYPE_F16, 128), 1e-5f);
+}
 static double want_norm(const struct large * l, int64_t i) {
-    const double n = (double) l->row, mean = (sum_below((i / l->row + 1) * l->row) - sum_below(i / l->row * l->row)) / n;
+    const double n = (double) l->row,
+                 mean = (sum_below((i / l->row + 1) * l->row) - sum_below(i / l->row * l->row)) / n;
     return (pattern(i) - mean) / sqrt(sum_of_squares(l, i) / n - mean * mean + 1e-5);
 }
 
@@ -395,19 +427,32 @@ static struct gcuda_tensor * soft_max_back_of(struct large * l, int64_t row) {
 }
 static struct gcuda_tensor * build_soft_max_back(struct large * l) { return soft_max_back_of(l, 128); }
 static struct gcuda_tensor * build_soft_max_back_short(struct large * l) { return soft_max_back_of(l, short_row(l)); }
-static double want_soft_max_back(const struct large * l, int64_t i) { return 0.5 * pattern(i) * (pattern(i) - sum_of_squares(l, i)); }
+static double want_soft_max_back(const struct large * l, int64_t i) {
+    return 0.5 * pattern(i) * (pattern(i) - sum_of_squares(l, i));
+}
 
-static struct gcuda_tensor * build_cumsum(struct large * l) { return gcuda_cumsum(l->ctx, rows_of(l, GCUDA_TYPE_F16, ROW)); }
-static struct gcuda_tensor * build_cumsum_row(struct large * l) { return gcuda_cumsum(l->ctx, rows_of(l, GCUDA_TYPE_F32, long_row(l))); }
-static double want_cumsum(const struct large * l, int64_t i) { return sum_below(i + 1) - sum_below(i / l->row * l->row); }
+static struct gcuda_tensor * build_cumsum(struct large * l) {
+    return gcuda_cumsum(l->ctx, rows_of(l, GCUDA_TYPE_F16, ROW));
+}
+static struct gcuda_tensor * build_cumsum_row(struct large * l) {
+    return gcuda_cumsum(l->ctx, rows_of(l, GCUDA_TYPE_F32, long_row(l)));
+}
+static double want_cumsum(const struct large * l, int64_t i) {
+    return sum_below(i + 1) - sum_below(i / l->row * l->row);
+}
 
-static struct gcuda_tensor * build_argmax(struct large * l) { return gcuda_argmax(l->ctx, rows_of(l, GCUDA_TYPE_F16, ROW)); }
+static struct gcuda_tensor * build_argmax(struct large * l) {
+    return gcuda_argmax(l->ctx, rows_of(l, GCUDA_TYPE_F16, ROW));
+}
 static struct gcuda_tensor * build_argmax_row(struct large * l) { // its places have to be less than 2^31
     return gcuda_argmax(l->ctx, rows_of(l, GCUDA_TYPE_F16, l->n < l->base ? l->n : short_row(l)));
 }
-static double want_argmax(const struct large * l, int64_t i) { // the last of the largest, and none is larger than a cycle's
+// the last of the largest, and none is larger than a cycle's
+static double want_argmax(const struct large * l, int64_t i) {
     int64_t best = (i + 1) * l->row - 1;
-    for (int64_t k = best; k >= i * l->row && pattern(best) < 1019.0 / 1024.0; --k) { best = pattern(k) > pattern(best) ? k : best; }
+    for (int64_t k = best; k >= i * l->row && pattern(best) < 1019.0 / 1024.0; --k) {
+        best = pattern(k) > pattern(best) ? k : best;
+    }
     return (double) (best - i * l->row);
 }
 
@@ -422,7 +467,8 @@ static double want_swiglu(const struct large * l, int64_t i) {
 
 // ---- rope: elements a and b of a row become those of their pair, turned ----
 static double turned(int64_t a, int64_t b, bool is_first, double angle) {
-    return is_first ? pattern(a) * cos(angle) - pattern(b) * sin(angle) : pattern(a) * sin(angle) + pattern(b) * cos(angle);
+    return is_first ? pattern(a) * cos(angle) - pattern(b) * sin(angle)
+                    : pattern(a) * sin(angle) + pattern(b) * cos(angle);
 }
 static struct gcuda_tensor * build_rope(struct large * l) { // 32 heads of 128
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F16, 128, 32, n_rows(l));
@@ -430,10 +476,12 @@ static struct gcuda_tensor * build_rope(struct large * l) { // 32 heads of 128
 }
 static double want_rope(const struct large * l, int64_t i) {
     const int64_t j = i % 64, first = i - i % 128 + j;
-    return (void) l, turned(first, first + 64, i % 128 < 64, (double) position(i / ROW) * pow(10000.0, -(double) j / 64.0));
+    return (void) l,
+           turned(first, first + 64, i % 128 < 64, (double) position(i / ROW) * pow(10000.0, -(double) j / 64.0));
 }
 
-// One pair a head. Of one element less than 2^31 nobody has pairs enough: two less, of three tokens; one more: of one token.
+// One pair a head. Of one element less than 2^31 nobody has pairs enough: two less, of three tokens; one more: of one
+// token.
 static int64_t few_tokens(const struct large * l) { return l->n % 3 == 0 ? 1 : 3; }
 static struct gcuda_tensor * build_rope_heads(struct large * l) {
     l->row = l->n % 3 == 0 ? 3 : 2;
@@ -446,9 +494,10 @@ static double want_rope_heads(const struct large * l, int64_t i) {
     return i - first == 2 ? pattern(i) : turned(first, first + 1, i == first, angle);
 }
 
-// ---- steps of training: all tensors are the pattern, and the numbers of a step are the sizes of its first elements ----
+// ---- steps of training: all tensors are the pattern, and the numbers of a step are the sizes of its first
+//    elements ----
 static struct gcuda_tensor * build_sgd(struct large * l) {
-    struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), * grad = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
+    struct gcuda_tensor *a = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), *grad = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
     CHECK_OK(gcuda_set_param(a));
     return gcuda_opt_step_sgd(l->ctx, a, grad, gcuda_abs(l->ctx, leaf(l, GCUDA_TYPE_F32, 2, 1, 1)));
 }
@@ -458,8 +507,8 @@ static double want_sgd(const struct large * l, int64_t i) {
 }
 
 static struct gcuda_tensor * build_adamw(struct large * l) { // v is no less than 0
-    struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), * grad = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
-    struct gcuda_tensor * m = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), * v = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
+    struct gcuda_tensor *a = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), *grad = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
+    struct gcuda_tensor *m = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1), *v = leaf(l, GCUDA_TYPE_F32, l->n, 1, 1);
     struct gcuda_tensor * params = gcuda_abs(l->ctx, leaf(l, GCUDA_TYPE_F32, 7, 1, 1));
     CHECK_OK(gcuda_set_param(a));
     return gcuda_opt_step_adamw(l->ctx, a, grad, m, gcuda_clamp(l->ctx, v, 0.0f, 1.0f), params);
@@ -493,16 +542,20 @@ static struct gcuda_tensor * build_get_rows_q8_0(struct large * l) {
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_Q8_0, ROW, n_rows(l), 1);
     return gcuda_get_rows(l->ctx, a, leaf(l, GCUDA_TYPE_I32, 16, 1, 1));
 }
-static double want_get_rows_q8_0(const struct large * l, int64_t i) { return blocks_pattern(row_number(l, i / ROW) * ROW + i % ROW); }
+static double want_get_rows_q8_0(const struct large * l, int64_t i) {
+    return blocks_pattern(row_number(l, i / ROW) * ROW + i % ROW);
+}
 
 static struct gcuda_tensor * build_get_long_rows_q4_K(struct large * l) {
     struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_Q4_K, long_row(l), n_long(l), 1);
     return gcuda_get_rows(l->ctx, a, leaf(l, GCUDA_TYPE_I32, 1, 1, 1));
 }
-static double want_get_long_rows_q4_K(const struct large * l, int64_t i) { return blocks_pattern((n_long(l) - 1) * long_row(l) + i); }
+static double want_get_long_rows_q4_K(const struct large * l, int64_t i) {
+    return blocks_pattern((n_long(l) - 1) * long_row(l) + i);
+}
 
 static struct gcuda_tensor * build_set_rows_q8_0(struct large * l) {
-    struct gcuda_tensor * a = leaf(l, GCUDA_TYPE_Q8_0, ROW, n_rows(l), 1), * b = leaf(l, GCUDA_TYPE_F32, ROW, 16, 1);
+    struct gcuda_tensor *a = leaf(l, GCUDA_TYPE_Q8_0, ROW, n_rows(l), 1), *b = leaf(l, GCUDA_TYPE_F32, ROW, 16, 1);
     return gcuda_set_rows(l->ctx, a, b, leaf(l, GCUDA_TYPE_I32, 16, 1, 1));
 }
 static double want_set_rows_q8_0(const struct large * l, int64_t i) {
@@ -511,8 +564,10 @@ static double want_set_rows_q8_0(const struct large * l, int64_t i) {
 }
 
 // The same case with one element less than 2^31, and with one more; with a block less, and one more.
-#define BOTH(name, build, want, most) { name "_less", build, want, -1, most }, { name "_more", build, want, 1, most }
-#define BLOCKS(name, build, want, block, most) { name "_less", build, want, -(block), most }, { name "_more", build, want, block, most }
+#define BOTH(name, build, want, most) \
+    { name "_less", build, want, -1, most }, { name "_more", build, want, 1, most }
+#define BLOCKS(name, build, want, block, most) \
+    { name "_less", build, want, -(block), most }, { name "_more", build, want, block, most }
 #define EXACT 1e-6 // in F32, of what can be computed without an error
 #define Q8_0 0.005 // half a step of what is as large as 1
 #define Q4_K 0.1
@@ -582,22 +637,27 @@ static const struct large_case large_cases[] = {
 static double most_error(const struct large_case * c, enum gcuda_type type) {
     if (c->most > 0.0) { return c->most; }
     if (type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I32) { return 0.0; }
-    return type != GCUDA_TYPE_F32 ? 1e-3 : c->more != 0 ? 3e-4 : 1e-5; // of long rows a thread adds up thousands of elements in F32
+    // of long rows a thread adds up thousands of elements in F32
+    return type != GCUDA_TYPE_F32 ? 1e-3 : c->more != 0 ? 3e-4 : 1e-5;
 }
 
 // A window of the result. False after the first wrong element.
-static bool check_window(const struct large * l, const struct large_case * c, const struct gcuda_tensor * y, int64_t at) {
+static bool check_window(
+    const struct large * l, const struct large_case * c, const struct gcuda_tensor * y, int64_t at) {
     char bytes[WINDOW * 8];
     double got[WINDOW];
     const int64_t n = gcuda_nelements(y), wide = n < WINDOW ? n : WINDOW, block = gcuda_blck_size(y->type);
     const int64_t near = at < 0 ? 0 : at > n - wide ? n - wide : at, first = near - near % block;
     const double most = most_error(c, y->type);
-    if (!CHECK_OK(gcuda_backend_tensor_get(y, bytes, gcuda_row_size(y->type, first), gcuda_row_size(y->type, wide)))) { return false; }
+    if (!CHECK_OK(gcuda_backend_tensor_get(y, bytes, gcuda_row_size(y->type, first), gcuda_row_size(y->type, wide)))) {
+        return false;
+    }
     to_doubles(y->type, bytes, wide, got);
     for (int64_t i = 0; i < wide; ++i) {
         const double want = c->want(l, first + i);
         if (!(fabs(got[i] - want) <= most * (1.0 + fabs(want)))) {
-            CHECK_MSG(false, "%s: element %lld of %lld is %g, want %g", c->name, (long long) (first + i), (long long) n, got[i], want);
+            CHECK_MSG(false, "%s: element %lld of %lld is %g, want %g", c->name, (long long) (first + i), (long long) n,
+                got[i], want);
             return false;
         }
     }
@@ -617,7 +677,8 @@ static void run_large(struct large * l, const struct large_case * c) {
     } else {
         for (int i = 0; i < l->n_leafs; ++i) { fill(l, l->leafs[i]); }
         if (CHECK_OK(gcuda_backend_graph_compute(l->backend, graph))) {
-            const int64_t n = gcuda_nelements(y), places[] = { 0, n, n / 2, (int64_t) 1 << 30, (int64_t) 1 << 31, (int64_t) 3 << 30 };
+            const int64_t n = gcuda_nelements(y),
+                          places[] = { 0, n, n / 2, (int64_t) 1 << 30, (int64_t) 1 << 31, (int64_t) 3 << 30 };
             bool is_ok = true;
             for (int i = 0; i < 6 && is_ok; ++i) { is_ok = check_window(l, c, y, places[i] - WINDOW / 2); }
             for (int i = 0; i < 100 && is_ok; ++i) { is_ok = check_window(l, c, y, rng_below(&l->rng, n)); }

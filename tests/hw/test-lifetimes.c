@@ -1,8 +1,9 @@
-// What outlives a graph must not look at it: plans in the cache, their CUDA graphs, scratch, allocators. Graphs of up to 8000 nodes,
-// many of them the same, are made, computed and freed by the thousand; contexts lie in the caller's memory, which the next graphs get
-// again, and buffers are freed and made again, many at the same addresses. Memory of a freed context is filled with a pattern, and under
-// AddressSanitizer whoever reads it is reported. Results are compared with what they must be. GCUDA_TEST_LIFETIMES_S says for how many
-// seconds (2; with GCUDA_TEST_FULL 60, simulated 20). Also runs on the simulated device (make build/sim/test-lifetimes).
+// What outlives a graph must not look at it: plans in the cache, their CUDA graphs, scratch, allocators. Graphs of up
+// to 8000 nodes, many of them the same, are made, computed and freed by the thousand; contexts lie in the caller's
+// memory, which the next graphs get again, and buffers are freed and made again, many at the same addresses. Memory of
+// a freed context is filled with a pattern, and under AddressSanitizer whoever reads it is reported. Results are
+// compared with what they must be. GCUDA_TEST_LIFETIMES_S says for how many seconds (2; with GCUDA_TEST_FULL 60,
+// simulated 20). Also runs on the simulated device (make build/sim/test-lifetimes).
 #include "gcuda.h"
 #include "recycled.h"
 #include "test.h"
@@ -60,8 +61,8 @@ static struct gcuda_context * arena_begin(struct block * a) {
 
 // ---- graphs ----
 
-// One product listed as often as there are nodes; likewise a product and a sum of it; products by themselves; pairs of a product and a
-// sum; a sum over all products; products, matrix products and element-wise operations in turn.
+// One product listed as often as there are nodes; likewise a product and a sum of it; products by themselves; pairs of
+// a product and a sum; a sum over all products; products, matrix products and element-wise operations in turn.
 enum kind { SAME, SAME_PAIR, EACH, PAIRS, SUM, MIXED, N_KINDS };
 
 struct shape {
@@ -84,7 +85,7 @@ struct slot {
     struct gcuda_cgraph * graph;
     struct gcuda_tensor *experts, *x, *ids, *c;
     gcuda_backend_buffer_t buffer_leafs, buffer_nodes; // of nodes: NULL where the allocator has placed them
-    gcuda_gallocr_t alloc; // lasting: its buffers come and go as graphs need them
+    gcuda_gallocr_t alloc;                             // lasting: its buffers come and go as graphs need them
     struct checked checked[MOST_CHECKED];
     int n_checked, salt;
     gcuda_backend_t busy; // has been given work that was not waited for
@@ -186,8 +187,12 @@ static gcuda_backend_buffer_t place(struct gcuda_context * ctx, const struct blo
 
 // ---- values: whole numbers, the same along k ----
 
-static double weight(const struct slot * s, int64_t expert, int64_t row) { return (double) ((expert * 3 + row + s->salt) % 7 - 3); }
-static int64_t expert_of(const struct slot * s, int64_t used, int64_t token) { return (token + used + s->salt) % N_EXPERTS; }
+static double weight(const struct slot * s, int64_t expert, int64_t row) {
+    return (double) ((expert * 3 + row + s->salt) % 7 - 3);
+}
+static int64_t expert_of(const struct slot * s, int64_t used, int64_t token) {
+    return (token + used + s->salt) % N_EXPERTS;
+}
 static double column(int64_t token) { return (double) (token % 4 + 1); }
 static double constant(const struct slot * s) { return (double) (s->salt % 5 + 1); }
 
@@ -228,8 +233,9 @@ static void check_results(const struct slot * s) {
             const double want = wanted(s, k, j % M, j / M % n_used, j / M / n_used);
             n_wrong += !(fabs(got[j] - want) <= 0.01 * fabs(want) + 0.5); // weights and columns as bytes
         }
-        CHECK_MSG(n_wrong == 0, "kind %d, %s, %d nodes, %lld tokens: %lld of result %d are wrong, the first is %g", (int) s->shape.kind,
-            gcuda_type_name(s->shape.type), s->shape.n_nodes, (long long) s->shape.n_tokens, (long long) n_wrong, i, (double) got[0]);
+        CHECK_MSG(n_wrong == 0, "kind %d, %s, %d nodes, %lld tokens: %lld of result %d are wrong, the first is %g",
+            (int) s->shape.kind, gcuda_type_name(s->shape.type), s->shape.n_nodes, (long long) s->shape.n_tokens,
+            (long long) n_wrong, i, (double) got[0]);
     }
 }
 
@@ -241,10 +247,10 @@ struct stress {
     struct slot slots[N_SLOTS];
     gcuda_backend_t backends[N_BACKENDS];
     gcuda_backend_graph_plan_t plan; // of the first backend; goes from graph to graph, most of which are gone by then
-    bool is_profiled; // the second backend
+    bool is_profiled;                // the second backend
     struct shape last;
     uint64_t n_graphs, n_nodes, n_runs, n_checked;
-    bool is_hollow; // simulated kernels do nothing, and results mean nothing
+    bool is_hollow;                    // simulated kernels do nothing, and results mean nothing
     struct gcuda_cuda_plan_stats sums; // of backends that are gone
 };
 
@@ -357,7 +363,9 @@ static void check_run(struct stress * k, struct slot * s) {
 
 // By the cache of plans, or by the plan.
 static gcuda_status run_once(struct stress * k, gcuda_backend_t backend, struct slot * s) {
-    if (backend != k->backends[0] || rng_below(&k->rng, 4) != 0) { return gcuda_backend_graph_compute_async(backend, s->graph); }
+    if (backend != k->backends[0] || rng_below(&k->rng, 4) != 0) {
+        return gcuda_backend_graph_compute_async(backend, s->graph);
+    }
     if (k->plan == NULL) {
         k->plan = gcuda_backend_graph_plan_create(backend, s->graph);
         CHECK(k->plan != NULL);
@@ -384,7 +392,8 @@ static void toggle_profile(struct stress * k) {
 // Some runs with values of their own; the last one may be over only when all else is gone.
 static void compute(struct stress * k, struct slot * s) {
     // the last has branches side by side, which the simulator makes a stream each of
-    gcuda_backend_t backend = k->backends[rng_below(&k->rng, SIZE(false, s->shape.n_nodes > 64) ? N_BACKENDS - 1 : N_BACKENDS)];
+    gcuda_backend_t backend =
+        k->backends[rng_below(&k->rng, SIZE(false, s->shape.n_nodes > 64) ? N_BACKENDS - 1 : N_BACKENDS)];
     const int n = 1 + (int) rng_below(&k->rng, 3);
     settle(s); // another backend's
     for (int i = 0; i < n; ++i) {
@@ -416,7 +425,8 @@ static struct shape any_shape(struct stress * k) {
     return s;
 }
 
-// The simulator takes a millisecond for a small kernel. What outlives a graph is of the host's: most of the time that alone runs.
+// The simulator takes a millisecond for a small kernel. What outlives a graph is of the host's: most of the time that
+// alone runs.
 static void set_hollow(struct stress * k, bool is_hollow) {
     for (int i = 0; i < N_SLOTS; ++i) { settle(&k->slots[i]); }
     k->is_hollow = SIZE(false, is_hollow);
@@ -457,7 +467,9 @@ static void stress_begin(struct stress * k) {
         k->arenas[i].memory = (char *) malloc(arena_bytes());
         arena_forbid(&k->arenas[i]);
     }
-    for (int i = 0; i < N_BLOCKS; ++i) { CHECK(cudaMalloc((void **) &k->blocks[i].memory, BLOCK_BYTES) == cudaSuccess); }
+    for (int i = 0; i < N_BLOCKS; ++i) {
+        CHECK(cudaMalloc((void **) &k->blocks[i].memory, BLOCK_BYTES) == cudaSuccess);
+    }
     for (int i = 0; i < N_SLOTS; ++i) { k->slots[i].alloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(0)); }
 }
 
@@ -478,9 +490,11 @@ static void stress_end(struct stress * k) {
 
 static void tell(const struct stress * k, double seconds) {
     const struct gcuda_cuda_plan_stats * s = &k->sums;
-    printf("  %.1f s: %llu graphs of %llu nodes in all, %llu runs, %llu compared; plans made %llu, reused %llu, updated %llu, evicted %llu; captures %llu, "
-           "graph launches %llu\n", seconds, (unsigned long long) k->n_graphs, (unsigned long long) k->n_nodes,
-        (unsigned long long) k->n_runs, (unsigned long long) k->n_checked, (unsigned long long) s->n_made, (unsigned long long) s->n_reused,
+    printf("  %.1f s: %llu graphs of %llu nodes in all, %llu runs, %llu compared; plans "
+           "made %llu, reused %llu, updated %llu, evicted %llu; captures %llu, "
+           "graph launches %llu\n",
+        seconds, (unsigned long long) k->n_graphs, (unsigned long long) k->n_nodes, (unsigned long long) k->n_runs,
+        (unsigned long long) k->n_checked, (unsigned long long) s->n_made, (unsigned long long) s->n_reused,
         (unsigned long long) s->n_updated, (unsigned long long) s->n_evicted, (unsigned long long) s->n_captures,
         (unsigned long long) s->n_graph_launches);
 }
@@ -496,18 +510,22 @@ TEST(graphs_come_and_go) {
     stress_end(&k);
     tell(&k, (double) (gcuda_time_us() - start) * 1e-6);
     if (k.n_graphs >= 1000) { // what is drawn must have met these by then
-        CHECK(k.n_checked > 0 && k.sums.n_evicted > 0 && k.sums.n_reused > 0 && k.sums.n_updated > 0 && k.sums.n_graph_launches > 0);
+        CHECK(k.n_checked > 0 && k.sums.n_evicted > 0 && k.sums.n_reused > 0 && k.sums.n_updated > 0 &&
+              k.sums.n_graph_launches > 0);
     }
 }
 
-// Every kind with as many nodes as graphs have here, run by node, captured and replayed. Simulated, a kind takes seconds.
+// Every kind with as many nodes as graphs have here, run by node, captured and replayed. Simulated, a kind takes
+// seconds.
 TEST(the_largest_graphs) {
     static struct stress k;
     REQUIRE(gcuda_backend_cuda_get_device_count() > 0);
     stress_begin(&k);
-    for (int kind = SIZE(0, test_full() ? 0 : SAME_PAIR); kind < SIZE(N_KINDS, test_full() ? N_KINDS : SAME_PAIR + 1) && test_all.n_bad_checks == 0; ++kind) {
+    for (int kind = SIZE(0, test_full() ? 0 : SAME_PAIR);
+         kind < SIZE(N_KINDS, test_full() ? N_KINDS : SAME_PAIR + 1) && test_all.n_bad_checks == 0; ++kind) {
         struct slot * s = &k.slots[kind % N_SLOTS];
-        const struct shape shape = { (enum kind) kind, kind % 2 == 0 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_F16, MOST_NODES, 1 };
+        const struct shape shape = { (enum kind) kind, kind % 2 == 0 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_F16, MOST_NODES,
+            1 };
         end(&k, s);
         begin(&k, s, shape);
         for (int run = 0; run < SIZE(4, 2); ++run) {
@@ -521,15 +539,21 @@ TEST(the_largest_graphs) {
 
 // ---- buffers at addresses of others ----
 
-// Two scales in memory at `memory`, described at the same addresses each time. of_device: the buffer is the device's, else the CPU's.
-static gcuda_status compute_at(gcuda_backend_t backend, struct block * arena, char * memory, bool of_device, const void ** where) {
+// Two scales in memory at `memory`, described at the same addresses each time. of_device: the buffer is the device's,
+// else the CPU's.
+static gcuda_status compute_at(
+    gcuda_backend_t backend, struct block * arena, char * memory, bool of_device, const void ** where) {
     struct gcuda_context * ctx = arena_begin(arena);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), * y = gcuda_scale(ctx, gcuda_scale(ctx, x, 2.0f), 2.0f);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64),
+                        *y = gcuda_scale(ctx, gcuda_scale(ctx, x, 2.0f), 2.0f);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
-    gcuda_backend_buffer_t buffer = of_device ? gcuda_backend_cuda_buffer_from_ptr(0, memory, 4096) : gcuda_backend_cpu_buffer_from_ptr(memory, 4096);
+    gcuda_backend_buffer_t buffer = of_device ? gcuda_backend_cuda_buffer_from_ptr(0, memory, 4096)
+                                              : gcuda_backend_cpu_buffer_from_ptr(memory, 4096);
     struct gcuda_tallocr all = gcuda_tallocr_new(buffer);
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) { CHECK_OK(gcuda_tallocr_alloc(&all, t)); }
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        CHECK_OK(gcuda_tallocr_alloc(&all, t));
+    }
     const void * all_where[] = { buffer, x, x->data, y, y->data };
     memcpy(where, all_where, sizeof all_where);
     if (of_device) { CHECK_OK(gcuda_backend_tensor_memset(x, 0, 0, gcuda_nbytes(x))); }

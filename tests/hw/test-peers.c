@@ -1,8 +1,9 @@
-// All devices of this machine together: what the probe of each pair finds, copies on every route, products with row-split
-// weights and experts against those of one device, and whole networks through the scheduler. With a single device these run, too,
-// but for the scheduler. Public interface alone.
+// All devices of this machine together: what the probe of each pair finds, copies on every route, products with
+// row-split weights and experts against those of one device, and whole networks through the scheduler. With a single
+// device these run, too, but for the scheduler. Public interface alone.
 //
-// In the simulation, without what is large: GCUDA_SIM_DEVICES=2 build/sim/test-peers --filter scheduler, and split_experts
+// In the simulation, without what is large: GCUDA_SIM_DEVICES=2 build/sim/test-peers --filter scheduler, and
+// split_experts
 #include "device.h"
 
 #include <math.h>
@@ -11,8 +12,8 @@
 
 static int n_devices(void) { return gcuda_backend_cuda_get_device_count(); }
 
-// GCUDA_TEST_POOL=best_fit: compute-sanitizer takes a bulk copy that goes from one mapping of a pool into the next, in one range of
-// addresses, for one that is out of bounds.
+// GCUDA_TEST_POOL=best_fit: compute-sanitizer takes a bulk copy that goes from one mapping of a pool into the next, in
+// one range of addresses, for one that is out of bounds.
 static struct gcuda_cuda_params params_of(int device) {
     const char * pool = getenv("GCUDA_TEST_POOL");
     struct gcuda_cuda_params params;
@@ -127,15 +128,17 @@ static bool set_ids(struct gcuda_tensor * ids, int n_experts) {
 static float * product_of(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k,
     int64_t m, int64_t n, int n_experts) {
     struct gcuda_context *cw = new_context(), *cx = new_context();
-    struct gcuda_tensor *w = gcuda_new_tensor_3d(cw, type, k, m, n_experts > 0 ? n_experts : 1);
-    struct gcuda_tensor *x = gcuda_new_tensor_2d(cx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor * w = gcuda_new_tensor_3d(cw, type, k, m, n_experts > 0 ? n_experts : 1);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(cx, GCUDA_TYPE_F32, k, n);
     struct gcuda_tensor * ids = n_experts > 0 ? gcuda_new_tensor_2d(cx, GCUDA_TYPE_I32, 2, n) : NULL;
-    struct gcuda_tensor * y = ids ? gcuda_mul_mat_id(cx, w, gcuda_reshape_3d(cx, x, k, 1, n), ids) : gcuda_mul_mat(cx, w, x);
+    struct gcuda_tensor * y =
+        ids ? gcuda_mul_mat_id(cx, w, gcuda_reshape_3d(cx, x, k, 1, n), ids) : gcuda_mul_mat(cx, w, x);
     struct gcuda_cgraph * graph = gcuda_new_graph(cx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     gcuda_backend_buffer_t bw = gcuda_backend_alloc_ctx_tensors_from_buft(cw, t),
                            bx = gcuda_backend_alloc_ctx_tensors(cx, backend);
-    float *fw = random_floats(gcuda_nelements(w), 1), *fx = random_floats(k * n, 2), *out = (float *) malloc(gcuda_nbytes(y));
+    float *fw = random_floats(gcuda_nelements(w), 1), *fx = random_floats(k * n, 2),
+          *out = (float *) malloc(gcuda_nbytes(y));
     void * rows = malloc(gcuda_nbytes(w));
     if (bw != NULL && bx != NULL && out != NULL && rows != NULL && (ids == NULL || set_ids(ids, n_experts))) {
         CHECK_OK(gcuda_quantize_rows(type, fw, rows, gcuda_nrows(w), k, NULL, 0));
@@ -159,7 +162,8 @@ static float * product_of(gcuda_backend_t backend, gcuda_backend_buffer_type_t t
     return out;
 }
 
-static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
+static float * product(
+    gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
     return product_of(backend, t, type, k, m, n, 0);
 }
 
@@ -196,7 +200,8 @@ TEST(full_precision_where_it_is_asked_for) {
 }
 
 // gcuda's own kernels sum each row the same way for any number of rows; cuBLAS may choose another kernel for fewer.
-static void compare_within(const float * got, const float * wanted, int64_t n, double bound, bool is_exact, const char * name) {
+static void compare_within(
+    const float * got, const float * wanted, int64_t n, double bound, bool is_exact, const char * name) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         error += ((double) got[i] - (double) wanted[i]) * ((double) got[i] - (double) wanted[i]);
@@ -214,7 +219,9 @@ static bool is_all_direct(int device) {
     struct gcuda_cuda_peer peer;
     bool is_direct = true;
     for (int i = 0; i < n_devices(); ++i) {
-        is_direct = is_direct && (i == device || (gcuda_backend_cuda_get_peer(device, i, &peer) == GCUDA_STATUS_SUCCESS && peer.is_in_use));
+        is_direct =
+            is_direct &&
+            (i == device || (gcuda_backend_cuda_get_peer(device, i, &peer) == GCUDA_STATUS_SUCCESS && peer.is_in_use));
     }
     return is_direct;
 }
@@ -226,8 +233,7 @@ TEST(split_products_are_those_of_one_device) {
     const int main_device = n_devices() - 1;
     float shares[GCUDA_CUDA_MAX_DEVICES];
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? (float) (i + 1) : 0.0f; }
-    gcuda_backend_buffer_type_t t =
-        gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
     for (int turn = 0; turn < 3; ++turn) { // any number of columns directly; none; those with few
         struct gcuda_cuda_params params = params_of(main_device);
         params.peer = turn == 1 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO;
@@ -253,23 +259,27 @@ TEST(split_products_are_those_of_one_device) {
     }
 }
 
-// In strips, on devices with warp-group instructions: with a CUDA graph and without, columns rounded by the main device or by each, rows
-// shared out evenly or not. Sums may be cut otherwise than those of one device.
+// In strips, on devices with warp-group instructions: with a CUDA graph and without, columns rounded by the main device
+// or by each, rows shared out evenly or not. Sums may be cut otherwise than those of one device.
 TEST(split_products_of_many_columns) {
     static const struct {
         enum gcuda_type type;
         int64_t m, n, split_columns;
-    } cases[] = { { GCUDA_TYPE_Q4_0, 9000, 300, 0 }, { GCUDA_TYPE_Q4_K, 4500, 513, 0 }, { GCUDA_TYPE_Q8_0, 16000, 1100, 256 },
-        { GCUDA_TYPE_Q4_0, 20000, 513, 512 }, { GCUDA_TYPE_Q6_K, 4500, 400, 128 }, { GCUDA_TYPE_Q4_0, 9000, 400, -1 } };
+    } cases[] = { { GCUDA_TYPE_Q4_0, 9000, 300, 0 }, { GCUDA_TYPE_Q4_K, 4500, 513, 0 },
+        { GCUDA_TYPE_Q8_0, 16000, 1100, 256 }, { GCUDA_TYPE_Q4_0, 20000, 513, 512 },
+        { GCUDA_TYPE_Q6_K, 4500, 400, 128 }, { GCUDA_TYPE_Q4_0, 9000, 400, -1 } };
     const int main_device = n_devices() - 1;
     for (int i = 0; i < 12; ++i) {
         const int c = i / 2;
-        float shares[GCUDA_CUDA_MAX_DEVICES], * got[2];
+        float shares[GCUDA_CUDA_MAX_DEVICES], *got[2];
         char name[96];
-        snprintf(name, sizeof name, "%s, %d columns in strips of %d, %s", gcuda_type_name(cases[c].type), (int) cases[c].n,
-            (int) cases[c].split_columns, i % 2 ? "uneven" : "even");
-        for (int k = 0; k < GCUDA_CUDA_MAX_DEVICES; ++k) { shares[k] = k < n_devices() ? (float) (1 + k * (i % 2)) : 0.0f; }
-        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+        snprintf(name, sizeof name, "%s, %d columns in strips of %d, %s", gcuda_type_name(cases[c].type),
+            (int) cases[c].n, (int) cases[c].split_columns, i % 2 ? "uneven" : "even");
+        for (int k = 0; k < GCUDA_CUDA_MAX_DEVICES; ++k) {
+            shares[k] = k < n_devices() ? (float) (1 + k * (i % 2)) : 0.0f;
+        }
+        gcuda_backend_buffer_type_t t =
+            gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
         float * wanted = NULL;
         for (int k = 0; k < 2; ++k) {
             struct gcuda_cuda_params params = params_of(main_device);
@@ -279,7 +289,8 @@ TEST(split_products_of_many_columns) {
             gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
             REQUIRE(t != NULL && backend != NULL);
             if (k == 0) {
-                wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), cases[c].type, 4096, cases[c].m, cases[c].n);
+                wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), cases[c].type, 4096,
+                    cases[c].m, cases[c].n);
             }
             got[k] = product(backend, t, cases[c].type, 4096, cases[c].m, cases[c].n);
             gcuda_backend_free(backend);
@@ -292,17 +303,21 @@ TEST(split_products_of_many_columns) {
     }
 }
 
-// Rows of every expert on every device, evenly or not, directly and through the host. On tensor cores the number of rows says how
-// sums are cut.
+// Rows of every expert on every device, evenly or not, directly and through the host. On tensor cores the number of
+// rows says how sums are cut.
 TEST(split_experts_are_those_of_one_device) {
     enum { K = 256, M = 1000, N_EXPERTS = 8 };
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0,
+        GCUDA_TYPE_Q4_K };
     static const int64_t columns[] = { 1, 4, 60 };
     const int main_device = n_devices() - 1;
     for (int turn = 0; turn < 3; ++turn) { // directly, with a CUDA graph and without; through the host
         float shares[GCUDA_CUDA_MAX_DEVICES];
-        for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? (float) (1 + i * (turn % 2)) : 0.0f; }
-        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+        for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+            shares[i] = i < n_devices() ? (float) (1 + i * (turn % 2)) : 0.0f;
+        }
+        gcuda_backend_buffer_type_t t =
+            gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
         struct gcuda_cuda_params params = params_of(main_device);
         params.peer = turn == 2 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO;
         params.peer_max_batch = -1;
@@ -314,7 +329,8 @@ TEST(split_experts_are_those_of_one_device) {
             const int64_t n = columns[i % 3];
             char name[96];
             snprintf(name, sizeof name, "%s, %d tokens, turn %d", gcuda_type_name(type), (int) n, turn);
-            float * wanted = product_of(backend, gcuda_backend_get_default_buffer_type(backend), type, K, M, n, N_EXPERTS);
+            float * wanted =
+                product_of(backend, gcuda_backend_get_default_buffer_type(backend), type, K, M, n, N_EXPERTS);
             float * got = product_of(backend, t, type, K, M, n, N_EXPERTS);
             compare(got, wanted, M * 2 * n, 2 * n < 9 && gcuda_is_quantized(type), name);
             free(wanted);
@@ -333,8 +349,9 @@ static gcuda_backend_buffer_type_t placed(int layer, void * user) {
     const enum placing how = *(const enum placing *) user;
     float shares[GCUDA_CUDA_MAX_DEVICES];
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? 1.0f : 0.0f; }
-    return how == SPLIT ? gcuda_backend_cuda_split_buffer_type(n_devices() - 1, shares, GCUDA_CUDA_MAX_DEVICES)
-                        : gcuda_backend_cuda_buffer_type(how == ON_ONE ? n_devices() - 1 : layer * n_devices() / N_LAYERS);
+    return how == SPLIT
+               ? gcuda_backend_cuda_split_buffer_type(n_devices() - 1, shares, GCUDA_CUDA_MAX_DEVICES)
+               : gcuda_backend_cuda_buffer_type(how == ON_ONE ? n_devices() - 1 : layer * n_devices() / N_LAYERS);
 }
 
 // Runs queued one behind the other, each with inputs of its own, in new descriptions or the same.
@@ -349,7 +366,8 @@ static gcuda_status queue_runs(gcuda_backend_sched_t sched, struct net * net, bo
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute_async(sched, net->graph); }
         if (st == GCUDA_STATUS_SUCCESS) {
             gcuda_backend_t last = gcuda_backend_sched_get_tensor_backend(sched, net->out);
-            st = gcuda_backend_tensor_get_async(last, net->out, out + run * gcuda_nelements(net->out), 0, gcuda_nbytes(net->out));
+            st = gcuda_backend_tensor_get_async(
+                last, net->out, out + run * gcuda_nelements(net->out), 0, gcuda_nbytes(net->out));
         }
     }
     const gcuda_status end = gcuda_backend_sched_synchronize(sched);
@@ -357,7 +375,8 @@ static gcuda_status queue_runs(gcuda_backend_sched_t sched, struct net * net, bo
 }
 
 // By all devices and the CPU. The results are in page-locked memory, so that getting them does not wait.
-static gcuda_backend_buffer_t scheduled(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, enum placing how, bool is_anew) {
+static gcuda_backend_buffer_t scheduled(
+    enum net_kind kind, int64_t n_tokens, enum gcuda_type type, enum placing how, bool is_anew) {
     gcuda_backend_t backends[GCUDA_CUDA_MAX_DEVICES + 1];
     struct gcuda_backend_sched_params p;
     struct net net;
@@ -372,8 +391,8 @@ static gcuda_backend_buffer_t scheduled(enum net_kind kind, int64_t n_tokens, en
     backends[n] = gcuda_backend_cpu_init();
     p.backends = backends, p.n_backends = n + 1, p.n_copies = 4;
     gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
-    gcuda_backend_buffer_t out = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(),
-        (size_t) (N_RUNS * net_wide * NET_D * n_tokens) * sizeof(float));
+    gcuda_backend_buffer_t out = gcuda_backend_buft_alloc_buffer(
+        gcuda_backend_cuda_host_buffer_type(), (size_t) (N_RUNS * net_wide * NET_D * n_tokens) * sizeof(float));
     if (sched != NULL && out != NULL && net_begin(&net, kind, N_LAYERS, n_tokens, type, placed, &how)) {
         CHECK_OK(queue_runs(sched, &net, is_anew, (float *) gcuda_backend_buffer_get_base(out)));
         if (how == ON_EACH) { CHECK(gcuda_backend_sched_get_n_splits(sched) == (n < N_LAYERS ? n : N_LAYERS)); }
@@ -392,20 +411,21 @@ static void compare_scheduled(enum net_kind kind, int64_t n_tokens, enum gcuda_t
     for (int i = 0; i < 4 && whole != NULL; ++i) {
         const enum placing how = i < 2 ? ON_EACH : SPLIT;
         char name[96];
-        snprintf(name, sizeof name, "%s, %s, %d tokens, %s, %s descriptions", kind == NET_EXPERTS ? "experts" : "transformer",
-            gcuda_type_name(type), (int) n_tokens, how == SPLIT ? "split" : "layer by layer", i % 2 ? "new" : "the same");
+        snprintf(name, sizeof name, "%s, %s, %d tokens, %s, %s descriptions",
+            kind == NET_EXPERTS ? "experts" : "transformer", gcuda_type_name(type), (int) n_tokens,
+            how == SPLIT ? "split" : "layer by layer", i % 2 ? "new" : "the same");
         gcuda_backend_buffer_t got = scheduled(kind, n_tokens, type, how, i % 2 == 1);
         if (got != NULL) {
-            compare_within((const float *) gcuda_backend_buffer_get_base(got), (const float *) gcuda_backend_buffer_get_base(whole), n,
-                1e-6, how == ON_EACH, name);
+            compare_within((const float *) gcuda_backend_buffer_get_base(got),
+                (const float *) gcuda_backend_buffer_get_base(whole), n, 1e-6, how == ON_EACH, name);
         }
         gcuda_backend_buffer_free(got);
     }
     gcuda_backend_buffer_free(whole);
 }
 
-// Layer by layer over all devices the bits are those of the last device alone. With split weights a sum may differ in its last bit, and
-// that may be the last one of 16 where experts round it.
+// Layer by layer over all devices the bits are those of the last device alone. With split weights a sum may differ in
+// its last bit, and that may be the last one of 16 where experts round it.
 TEST(networks_through_a_scheduler_are_those_of_one_device) {
     if (n_devices() < 2) {
         test_skip("one device");

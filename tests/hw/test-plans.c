@@ -1,6 +1,7 @@
-// Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, with branches side by
-// side or not, run after run with other inputs and with the same bits, but of many columns fusion adds up in another order unless it
-// is strict. The simulated device runs the same with smaller matrices (make build/sim/test-plans).
+// Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, with
+// branches side by side or not, run after run with other inputs and with the same bits, but of many columns fusion adds
+// up in another order unless it is strict. The simulated device runs the same with smaller matrices (make
+// build/sim/test-plans).
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -24,9 +25,9 @@ struct shape {
 
 struct net {
     struct shape s;
-    struct gcuda_context * weights, * ctx;
+    struct gcuda_context *weights, *ctx;
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * x, * cache, * out[MAX_OUT];
+    struct gcuda_tensor *x, *cache, *out[MAX_OUT];
     gcuda_backend_buffer_t buffer;
     gcuda_gallocr_t alloc;
     int n_out, n_runs;
@@ -56,12 +57,12 @@ static void keep(struct net * net, struct gcuda_tensor * t) {
 // Queries, keys and values beside each other, then gate and up.
 static struct gcuda_tensor * decoder(struct net * net, struct gcuda_tensor * x) {
     struct gcuda_context * c = net->ctx;
-    struct gcuda_tensor * h = normed(net, x), * q = product(net, h, x->ne[0]);
+    struct gcuda_tensor *h = normed(net, x), *q = product(net, h, x->ne[0]);
     CHECK_OK(gcuda_build_forward_expand(net->graph, q));
     for (int i = 0; i < 2; ++i) { keep(net, product(net, h, x->ne[0] / 4)); }
     x = gcuda_add(c, x, product(net, q, x->ne[0]));
     h = normed(net, x);
-    struct gcuda_tensor * gate = product(net, h, net->s.ff), * up = product(net, h, net->s.ff);
+    struct gcuda_tensor *gate = product(net, h, net->s.ff), *up = product(net, h, net->s.ff);
     CHECK_OK(gcuda_build_forward_expand(net->graph, gate));
     CHECK_OK(gcuda_build_forward_expand(net->graph, up));
     return gcuda_add(c, x, product(net, gcuda_swiglu_split(c, gate, up), x->ne[0]));
@@ -71,7 +72,8 @@ static struct gcuda_tensor * decoder(struct net * net, struct gcuda_tensor * x) 
 static struct gcuda_tensor * caching(struct net * net, struct gcuda_tensor * x) {
     struct gcuda_context * c = net->ctx;
     const int64_t n = x->ne[1], width = x->ne[0] / 4;
-    net->cache = net->cache != NULL ? net->cache : gcuda_new_tensor_2d(net->weights, GCUDA_TYPE_F16, width, N_MOVES * n);
+    net->cache =
+        net->cache != NULL ? net->cache : gcuda_new_tensor_2d(net->weights, GCUDA_TYPE_F16, width, N_MOVES * n);
     struct gcuda_tensor * k = product(net, normed(net, x), width);
     struct gcuda_tensor * put = gcuda_cpy(c, k, gcuda_view_2d(c, net->cache, width, n, net->cache->nb[1], 0));
     keep(net, gcuda_mul_mat(c, put, k));
@@ -91,15 +93,20 @@ static struct gcuda_tensor * experts(struct net * net, struct gcuda_tensor * x) 
     enum { N = 16, USED = 4 };
     struct gcuda_context * c = net->ctx;
     const int64_t width = x->ne[0], ff = net->s.ff, n = x->ne[1];
-    struct gcuda_tensor * h = normed(net, x), * probs = gcuda_soft_max(c, gcuda_mul_mat(c, f32_weight(net, width, N), h));
+    struct gcuda_tensor *h = normed(net, x), *probs = gcuda_soft_max(c, gcuda_mul_mat(c, f32_weight(net, width, N), h));
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, probs, USED);
-    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, N, n), ids), * in = gcuda_reshape_3d(c, h, width, 1, n);
+    struct gcuda_tensor *w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, N, n), ids),
+                        *in = gcuda_reshape_3d(c, h, width, 1, n);
     CHECK_OK(gcuda_build_forward_expand(net->graph, w));
-    struct gcuda_tensor * gate = gcuda_mul_mat_id(c, gcuda_new_tensor_3d(net->weights, net->s.type, width, ff, N), in, ids);
-    struct gcuda_tensor * up = gcuda_mul_mat_id(c, gcuda_new_tensor_3d(net->weights, net->s.type, width, ff, N), in, ids);
+    struct gcuda_tensor * gate =
+        gcuda_mul_mat_id(c, gcuda_new_tensor_3d(net->weights, net->s.type, width, ff, N), in, ids);
+    struct gcuda_tensor * up =
+        gcuda_mul_mat_id(c, gcuda_new_tensor_3d(net->weights, net->s.type, width, ff, N), in, ids);
     struct gcuda_tensor * down = gcuda_new_tensor_3d(net->weights, net->s.type, ff, width, N);
     struct gcuda_tensor * y = gcuda_mul(c, gcuda_mul_mat_id(c, down, gcuda_swiglu_split(c, gate, up), ids), w);
-    for (int i = 0; i < USED; ++i) { x = gcuda_add(c, x, gcuda_view_2d(c, y, width, n, y->nb[2], (size_t) i * y->nb[1])); }
+    for (int i = 0; i < USED; ++i) {
+        x = gcuda_add(c, x, gcuda_view_2d(c, y, width, n, y->nb[2], (size_t) i * y->nb[1]));
+    }
     return x;
 }
 
@@ -149,7 +156,8 @@ static void net_begin(struct net * net, block make, const struct shape * s) {
     net->alloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(0));
     gcuda_gallocr_set_concurrent(net->alloc, true); // or hardly a branch is free to run beside others
     CHECK_OK(gcuda_gallocr_alloc_graph(net->alloc, net->graph));
-    for (struct gcuda_tensor * w = gcuda_get_first_tensor(net->weights); w != NULL; w = gcuda_get_next_tensor(net->weights, w)) {
+    for (struct gcuda_tensor * w = gcuda_get_first_tensor(net->weights); w != NULL;
+         w = gcuda_get_next_tensor(net->weights, w)) {
         fill(w, &r, gcuda_nrows(w) > 1 ? 1.7f / sqrtf((float) w->ne[0]) : 1.0f);
     }
 }
@@ -175,9 +183,11 @@ static void net_run(struct net * net, gcuda_backend_t backend, int run, char * o
 
 enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, BESIDE = 8 };
 
-// The first is what others are compared with. Overlap alone is in none: what it does without CUDA graphs is seen with fusion. Branches
-// are side by side in a plan's first run, which is no CUDA graph, and in that from then on; every other time with fusion.
-static const int modes[] = { 0, FUSION, GRAPHS, FUSION | GRAPHS, FUSION | OVERLAP, GRAPHS | OVERLAP, FUSION | GRAPHS | OVERLAP, GRAPHS | BESIDE };
+// The first is what others are compared with. Overlap alone is in none: what it does without CUDA graphs is seen with
+// fusion. Branches are side by side in a plan's first run, which is no CUDA graph, and in that from then on; every
+// other time with fusion.
+static const int modes[] = { 0, FUSION, GRAPHS, FUSION | GRAPHS, FUSION | OVERLAP, GRAPHS | OVERLAP,
+    FUSION | GRAPHS | OVERLAP, GRAPHS | BESIDE };
 static uint64_t n_compared, n_concurrent; // n_concurrent: launches beside others, since the running test set it to 0
 
 static gcuda_backend_t backend_with(int mode, bool is_strict) {
@@ -215,7 +225,7 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %lld wide, %lld columns", gcuda_type_name(s->type),
         (long long) s->width, (long long) s->n_columns);
     net_begin(&net, make, s);
-    char * wanted = (char *) malloc((size_t) net.n_runs * net.size), * got = (char *) malloc(net.size);
+    char *wanted = (char *) malloc((size_t) net.n_runs * net.size), *got = (char *) malloc(net.size);
     for (size_t m = 0; m < sizeof modes / sizeof modes[0]; ++m) {
         const int mode = modes[m] & BESIDE && n_compared % 2 == 1 ? modes[m] | FUSION : modes[m];
         gcuda_backend_t backend = backend_with(mode, is_strict);
@@ -223,16 +233,19 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
         for (int run = 0; run < net.n_runs && backend != NULL; ++run) {
             char * like = wanted + (size_t) run * net.size;
             net_run(&net, backend, run, mode == 0 ? like : got);
-            const bool is_near = mode > 0 && bound > 0.0 && distance((float *) (void *) got, (float *) (void *) like, net.size / 4) < bound;
-            CHECK_MSG(mode == 0 || is_near || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s%s", run,
-                mode & FUSION ? " fusion" : "", mode & GRAPHS ? " graphs" : "", mode & OVERLAP ? " overlap" : "", mode & BESIDE ? " branches" : "");
+            const bool is_near = mode > 0 && bound > 0.0 &&
+                                 distance((float *) (void *) got, (float *) (void *) like, net.size / 4) < bound;
+            CHECK_MSG(mode == 0 || is_near || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s%s",
+                run, mode & FUSION ? " fusion" : "", mode & GRAPHS ? " graphs" : "", mode & OVERLAP ? " overlap" : "",
+                mode & BESIDE ? " branches" : "");
         }
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK((stats.n_fused > 0) == ((mode & FUSION) != 0) && (stats.n_graph_launches > 0) == ((mode & GRAPHS) != 0));
         CHECK(stats.n_concurrent == 0 || (mode & BESIDE) != 0);
         n_concurrent += stats.n_concurrent;
-        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_concurrent == 0)); // with forks it is captured as a whole
+        // with forks it is captured as a whole
+        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_concurrent == 0));
         gcuda_backend_free(backend);
     }
     n_compared++;
@@ -246,8 +259,8 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
 static void compare(block make, const struct shape * s) { compare_within(make, s, false, 0.0); }
 
 static void compare_types(block make, const struct shape * s) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16,
-        GCUDA_TYPE_BF16, GCUDA_TYPE_F32 };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4,
+        GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F32 };
     for (size_t i = 0; i < sizeof types / sizeof types[0]; ++i) {
         struct shape t = *s;
         t.type = types[i];
@@ -300,9 +313,11 @@ TEST(blocks_of_experts) {
 
 // One of each, and quick: compute-sanitizer looks at these (tests/gpu.py).
 TEST(small_blocks) {
-    static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, false }, few = { GCUDA_TYPE_BF16, 256, 256, 3, 1, false };
+    static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, false },
+                              few = { GCUDA_TYPE_BF16, 256, 256, 3, 1, false };
     static const struct shape moving = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, true };
-    static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
+    static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false },
+                              halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
     static const struct shape some = { GCUDA_TYPE_Q4_0, 256, 256, 11, 1, false };
     n_concurrent = 0;
     compare(decoder, &one);

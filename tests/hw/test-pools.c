@@ -1,6 +1,6 @@
 // Scratch pools, budgets and allocators on a real device: what its driver makes of virtual memory management, trimming,
-// memory that runs out, managed and registered memory, cuBLAS's workspace. Has a private copy of the implementation, for
-// pools without an operation around them. Also runs on the simulated device (make build/sim/test-pools).
+// memory that runs out, managed and registered memory, cuBLAS's workspace. Has a private copy of the implementation,
+// for pools without an operation around them. Also runs on the simulated device (make build/sim/test-pools).
 #define GCUDA_STATIC
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"

@@ -1,7 +1,8 @@
-// Products as large as those of models, the way that dispatch sends them: every type of weights, a few columns to many, against
-// float64 on all four edges of the result and on 4096 elements anywhere. Rows of the weights and columns repeat after a prime number
-// of them, so that little is made on the host and a tile that went to a wrong place still shows. The simulated device runs the same
-// with small matrices (make build/sim/test-products). Then the same products replayed as CUDA graphs and by raw pointers, bit for bit.
+// Products as large as those of models, the way that dispatch sends them: every type of weights, a few columns to many,
+// against float64 on all four edges of the result and on 4096 elements anywhere. Rows of the weights and columns repeat
+// after a prime number of them, so that little is made on the host and a tile that went to a wrong place still shows.
+// The simulated device runs the same with small matrices (make build/sim/test-products). Then the same products
+// replayed as CUDA graphs and by raw pointers, bit for bit.
 #include "device.h"
 #include "weights.h"
 
@@ -20,9 +21,9 @@ struct large {
     gcuda_backend_t backend;
     enum gcuda_type type;
     int64_t k;
-    char * weights;       // [ROWS] of the type
-    float * rows, * columns; // as numbers: [ROWS][k], [COLUMNS][k]
-    double * products;    // of each row with each column; NAN: not asked for yet
+    char * weights;               // [ROWS] of the type
+    float *rows, *columns;        // as numbers: [ROWS][k], [COLUMNS][k]
+    double * products;            // of each row with each column; NAN: not asked for yet
     double errors, results, most; // what the check has found
     int64_t n;
 };
@@ -38,7 +39,9 @@ static void large_begin(struct large * l, enum gcuda_type type, int64_t k) {
     l->columns = (float *) malloc((size_t) (COLUMNS * k) * sizeof(float));
     l->products = (double *) malloc(ROWS * COLUMNS * sizeof(double));
     for (int i = 0; i < ROWS * COLUMNS; ++i) { l->products[i] = (double) NAN; }
-    for (int64_t i = 0; i < ROWS; ++i) { weights_to_float(type, l->weights + (size_t) i * gcuda_row_size(type, k), l->rows + i * k, k); }
+    for (int64_t i = 0; i < ROWS; ++i) {
+        weights_to_float(type, l->weights + (size_t) i * gcuda_row_size(type, k), l->rows + i * k, k);
+    }
     for (int64_t i = 0; i < COLUMNS * k; ++i) { l->columns[i] = (float) rng_between(&r, -1.0, 1.0); }
 }
 
@@ -65,7 +68,7 @@ static void repeat(struct gcuda_tensor * t, const void * rows, size_t size) {
 static double product64(const struct large * l, int64_t row, int64_t column) { // k is a multiple of four
     double * known = &l->products[row % ROWS * COLUMNS + column % COLUMNS];
     if (isnan(*known)) {
-        const float * w = l->rows + row % ROWS * l->k, * x = l->columns + column % COLUMNS * l->k;
+        const float *w = l->rows + row % ROWS * l->k, *x = l->columns + column % COLUMNS * l->k;
         double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
         for (int64_t i = 0; i < l->k; i += 4) {
             for (int j = 0; j < 4; ++j) { sum[j] += (double) w[i + j] * (double) x[i + j]; }
@@ -95,7 +98,9 @@ static float * computed(struct large * l, struct gcuda_context * ctx, struct gcu
     float * out = (float *) malloc(gcuda_nbytes(y));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     if (CHECK_OK(gcuda_build_forward_expand(graph, y)) && CHECK_OK(gcuda_backend_graph_compute(l->backend, graph)) &&
-        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)))) { return out; }
+        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)))) {
+        return out;
+    }
     free(out);
     return NULL;
 }
@@ -103,7 +108,8 @@ static float * computed(struct large * l, struct gcuda_context * ctx, struct gcu
 static void multiply(struct large * l, int64_t m, int64_t n) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, l->type, l->k, m), * b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, l->k, n);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(ctx, l->type, l->k, m),
+                        *b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, l->k, n);
     struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, b);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(ctx, l->backend);
     CHECK_MSG(buffer != NULL, "%s", gcuda_last_error());
@@ -115,8 +121,12 @@ static void multiply(struct large * l, int64_t m, int64_t n) {
         float * out = computed(l, ctx, y);
         l->errors = l->results = l->most = 0.0;
         l->n = 0;
-        for (int64_t i = 0; out != NULL && i < 2 * m; ++i) { check_one(l, i / 2, i % 2 * (n - 1), out[i % 2 * (n - 1) * m + i / 2]); }
-        for (int64_t i = 0; out != NULL && i < 2 * n; ++i) { check_one(l, i % 2 * (m - 1), i / 2, out[i / 2 * m + i % 2 * (m - 1)]); }
+        for (int64_t i = 0; out != NULL && i < 2 * m; ++i) {
+            check_one(l, i / 2, i % 2 * (n - 1), out[i % 2 * (n - 1) * m + i / 2]);
+        }
+        for (int64_t i = 0; out != NULL && i < 2 * n; ++i) {
+            check_one(l, i % 2 * (m - 1), i / 2, out[i / 2 * m + i % 2 * (m - 1)]);
+        }
         for (int i = 0; out != NULL && i < SAMPLES; ++i) {
             const int64_t row = rng_below(&r, m), column = rng_below(&r, n);
             check_one(l, row, column, out[column * m + row]);
@@ -132,8 +142,9 @@ static void multiply(struct large * l, int64_t m, int64_t n) {
 static void multiply_id(struct large * l, int64_t m, int64_t n_experts, int64_t u, int64_t n) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * as = gcuda_new_tensor_3d(ctx, l->type, l->k, m, n_experts), * b = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, l->k, 1, n);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, u, n), * y = gcuda_mul_mat_id(ctx, as, b, ids);
+    struct gcuda_tensor *as = gcuda_new_tensor_3d(ctx, l->type, l->k, m, n_experts),
+                        *b = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, l->k, 1, n);
+    struct gcuda_tensor *ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, u, n), *y = gcuda_mul_mat_id(ctx, as, b, ids);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(ctx, l->backend);
     CHECK_MSG(buffer != NULL, "%s", gcuda_last_error());
     if (buffer != NULL) {
@@ -164,7 +175,8 @@ static void multiply_id(struct large * l, int64_t m, int64_t n_experts, int64_t 
 }
 
 TEST(products_of_models) {
-    static const int64_t shapes[][2] = { { SIZE(14336, 512), SIZE(4096, 70) }, { SIZE(4096, 256), SIZE(14336, 33) }, { SIZE(4096, 256), SIZE(28672, 130) } };
+    static const int64_t shapes[][2] = { { SIZE(14336, 512), SIZE(4096, 70) }, { SIZE(4096, 256), SIZE(14336, 33) },
+        { SIZE(4096, 256), SIZE(28672, 130) } };
     static const int64_t columns[] = { 1, 8, 13, SIZE(64, 9), SIZE(128, 17), SIZE(512, 34), SIZE(2048, 40) };
     struct large l;
     memset(&l, 0, sizeof l);
@@ -188,8 +200,8 @@ TEST(products_of_models) {
 }
 
 TEST(experts_of_models) {
-    static const enum gcuda_type some[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K,
-        GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
+    static const enum gcuda_type some[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0,
+        GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
     static const int64_t tokens[] = { 1, 8, SIZE(32, 9), SIZE(128, 17), SIZE(512, 33) };
     struct large l;
     memset(&l, 0, sizeof l);
@@ -200,9 +212,11 @@ TEST(experts_of_models) {
         for (int i = 0; i < 10; ++i) {
             const bool is_many = i % 2 != 0;
             char name[96];
-            snprintf(name, sizeof name, "experts_of_models/%s,%s,n=%d", gcuda_type_name(l.type), is_many ? "8 of many" : "4 of few", (int) tokens[i / 2]);
+            snprintf(name, sizeof name, "experts_of_models/%s,%s,n=%d", gcuda_type_name(l.type),
+                is_many ? "8 of many" : "4 of few", (int) tokens[i / 2]);
             if (!test_case_begin(name)) { continue; }
-            multiply_id(&l, is_many ? SIZE(768, 20) : SIZE(1792, 33), is_many ? SIZE(128, 16) : SIZE(32, 6), is_many ? 8 : 4, tokens[i / 2]);
+            multiply_id(&l, is_many ? SIZE(768, 20) : SIZE(1792, 33), is_many ? SIZE(128, 16) : SIZE(32, 6),
+                is_many ? 8 : 4, tokens[i / 2]);
             test_case_end();
         }
         large_end(&l);
@@ -223,26 +237,30 @@ static gcuda_backend_t backend_of(const char * product, enum gcuda_cuda_switch g
 
 // NaN where nothing is written afterwards.
 static void unwrite(struct gcuda_tensor * t) {
-    CHECK(cudaMemsetAsync(t->data, 0xff, gcuda_nbytes(t), NULL) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(
+        cudaMemsetAsync(t->data, 0xff, gcuda_nbytes(t), NULL) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
 }
 
 // Columns from `first` on, which begin again behind the last one.
 static void set_columns(const struct large * l, struct gcuda_tensor * b, int64_t first) {
     const int64_t n = gcuda_nrows(b);
     float * data = (float *) malloc(gcuda_nbytes(b));
-    for (int64_t i = 0; i < n; ++i) { memcpy(data + i * l->k, l->columns + (first + i) % COLUMNS * l->k, (size_t) l->k * sizeof(float)); }
+    for (int64_t i = 0; i < n; ++i) {
+        memcpy(data + i * l->k, l->columns + (first + i) % COLUMNS * l->k, (size_t) l->k * sizeof(float));
+    }
     CHECK_OK(gcuda_backend_tensor_set(b, data, 0, gcuda_nbytes(b)));
     free(data);
 }
 
-// Experts so large that dispatch sends them to kernels by bytes or on warp groups, if there are as many slots as those want.
+// Experts so large that dispatch sends them to kernels by bytes or on warp groups, if there are as many slots as those
+// want.
 enum { EXPERTS = SIZE(8, 4), USED = 2, ID_K = SIZE(2048, 256), ID_M = SIZE(256, 20) };
 
 struct routed {
     struct large * l;
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * as, * b, * ids, * y, * raw; // raw: for the product of raw pointers
+    struct gcuda_tensor *as, *b, *ids, *y, *raw; // raw: for the product of raw pointers
     gcuda_backend_buffer_t buffer;
     int32_t * chosen;
     int64_t n, first; // tokens; the first one's column
@@ -278,7 +296,11 @@ static void routed_set(struct routed * p, int run) {
     struct rng r = { (uint64_t) run + 1 };
     for (int64_t i = 0; i < USED * p->n; ++i) {
         const int32_t any = (int32_t) rng_below(&r, EXPERTS), other = (int32_t) rng_below(&r, EXPERTS);
-        p->chosen[i] = run % 4 == 0 ? any : run % 4 == 1 ? EXPERTS / 2 : run % 4 == 2 ? any % 2 : any > other ? any : other;
+        p->chosen[i] = run % 4 == 0   ? any
+                       : run % 4 == 1 ? EXPERTS / 2
+                       : run % 4 == 2 ? any % 2
+                       : any > other  ? any
+                                      : other;
     }
     p->first = 29 * run;
     CHECK_OK(gcuda_backend_tensor_set(p->ids, p->chosen, 0, gcuda_nbytes(p->ids)));
@@ -301,7 +323,8 @@ static void routed_check(struct routed * p, const float * out) {
     p->l->n = 0;
     for (int64_t i = 0; i < 2 * n_slots + 1000; ++i) {
         const bool is_edge = i < 2 * n_slots;
-        const int64_t slot = is_edge ? i / 2 : rng_below(&r, n_slots), row = is_edge ? i % 2 * (ID_M - 1) : rng_below(&r, ID_M);
+        const int64_t slot = is_edge ? i / 2 : rng_below(&r, n_slots),
+                      row = is_edge ? i % 2 * (ID_M - 1) : rng_below(&r, ID_M);
         check_one(p->l, p->chosen[slot] * ID_M + row, p->first + slot / USED, out[slot * ID_M + row]);
     }
     check_all(p->l);
@@ -319,7 +342,8 @@ static void replay(struct routed * p, const gcuda_backend_t pair[2], const char 
     for (int run = 0; run < N_REPLAYS; ++run) { routed_compute(p, pair[0], run, wanted + (size_t) run * n); }
     for (int run = 0; run < N_REPLAYS; ++run) {
         routed_compute(p, pair[1], run, got);
-        CHECK_MSG(memcmp(got, wanted + (size_t) run * n, size) == 0, "run %d has other bits as a CUDA graph, way '%s'", run, way);
+        CHECK_MSG(memcmp(got, wanted + (size_t) run * n, size) == 0, "run %d has other bits as a CUDA graph, way '%s'",
+            run, way);
         CHECK(run == 0 || memcmp(wanted, wanted + (size_t) run * n, size) != 0); // as its data are others
     }
     CHECK(graph_launches(pair[1]) > n_before);
@@ -371,7 +395,8 @@ TEST(experts_replayed_with_other_data) { // each type on each way that takes it,
         for (int i = 0; i < 2; ++i) {
             struct routed p;
             char name[96];
-            snprintf(name, sizeof name, "experts_replayed_with_other_data/%s,n=%d", gcuda_type_name(l.type), (int) tokens[i]);
+            snprintf(name, sizeof name, "experts_replayed_with_other_data/%s,n=%d", gcuda_type_name(l.type),
+                (int) tokens[i]);
             if (!test_case_begin(name)) { continue; }
             if (routed_begin(&p, &l, tokens[i])) { replay_all(&p, backends); }
             routed_end(&p);
@@ -394,7 +419,7 @@ static struct gcuda_array array_of(const struct gcuda_tensor * t) {
 // The node's result, all of which is written, and that of raw pointers.
 static void same_bits(const struct gcuda_tensor * y, const struct gcuda_tensor * raw, const char * way) {
     const size_t size = gcuda_nbytes(y);
-    uint32_t * want = (uint32_t *) malloc(size), * got = (uint32_t *) malloc(size);
+    uint32_t *want = (uint32_t *) malloc(size), *got = (uint32_t *) malloc(size);
     int64_t n_left = 0;
     CHECK_OK(gcuda_backend_tensor_get(y, want, 0, size));
     CHECK_OK(gcuda_backend_tensor_get(raw, got, 0, size));
@@ -405,11 +430,17 @@ static void same_bits(const struct gcuda_tensor * y, const struct gcuda_tensor *
     free(got);
 }
 
-static const char * const raw_ways[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
+static const char * const raw_ways[] = {
+    "cublas", "converted", "halves", "gemm",
+#define X(ID, name, product) product,
+    GCUDA_MUL_MAT_PATH_LIST(X) // "", too: as always
+#undef X
+};
 enum { N_RAW_WAYS = sizeof raw_ways / sizeof raw_ways[0] };
 
 // matrices: of weights; of columns there are twice as many if it is more than one.
-static void raw_like_node(const struct large * l, const gcuda_backend_t * backends, int64_t m, int64_t n, int64_t matrices) {
+static void raw_like_node(
+    const struct large * l, const gcuda_backend_t * backends, int64_t m, int64_t n, int64_t matrices) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_tensor * a = gcuda_new_tensor_3d(ctx, l->type, l->k, m, matrices);
@@ -457,7 +488,8 @@ static void raw_like_node_id(struct large * l, const gcuda_backend_t * backends,
 }
 
 TEST(products_of_raw_pointers) { // have the bits of the nodes, on every way
-    static const int64_t columns[] = { 1, 3, 8, 16, SIZE(40, 20), SIZE(200, 34) }, tokens[] = { 1, SIZE(10, 7), SIZE(100, 19) };
+    static const int64_t columns[] = { 1, 3, 8, 16, SIZE(40, 20), SIZE(200, 34) },
+                         tokens[] = { 1, SIZE(10, 7), SIZE(100, 19) };
     gcuda_backend_t backends[N_RAW_WAYS];
     bool are_there = true;
     for (int w = 0; w < N_RAW_WAYS; ++w) {
@@ -471,8 +503,8 @@ TEST(products_of_raw_pointers) { // have the bits of the nodes, on every way
         large_begin(&l, types[t], SIZE(4096, 256));
         for (int i = 0; i < SIZE(12, 9); ++i) { // one matrix large enough for warp groups, several small ones
             const int64_t matrices = i < 6 ? 1 : 2;
-            snprintf(name, sizeof name, "products_of_raw_pointers/%s,n=%d,matrices=%d", gcuda_type_name(l.type), (int) columns[i % 6],
-                (int) matrices);
+            snprintf(name, sizeof name, "products_of_raw_pointers/%s,n=%d,matrices=%d", gcuda_type_name(l.type),
+                (int) columns[i % 6], (int) matrices);
             if (!test_case_begin(name)) { continue; }
             raw_like_node(&l, backends, i < 6 ? SIZE(4096, 33) : SIZE(130, 20), columns[i % 6], matrices);
             test_case_end();
@@ -480,7 +512,8 @@ TEST(products_of_raw_pointers) { // have the bits of the nodes, on every way
         large_end(&l);
         large_begin(&l, types[t], ID_K);
         for (int i = 0; i < 3; ++i) {
-            snprintf(name, sizeof name, "products_of_raw_pointers/%s,experts,n=%d", gcuda_type_name(l.type), (int) tokens[i]);
+            snprintf(name, sizeof name, "products_of_raw_pointers/%s,experts,n=%d", gcuda_type_name(l.type),
+                (int) tokens[i]);
             if (!test_case_begin(name)) { continue; }
             raw_like_node_id(&l, backends, tokens[i]);
             test_case_end();

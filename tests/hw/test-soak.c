@@ -1,10 +1,10 @@
-// A decoder block with experts, again and again with other batches, KV lengths and positions: through graph_compute and its
-// bounded cache of plans, through an explicit plan that is updated, and through a scheduler with two copies, as CUDA graphs;
-// graphs, plans, schedulers and backends are made and freed in between. Memory of device and host and the number of handles
-// must stay what they were after a warm-up. GCUDA_TEST_SOAK_S says for how many seconds (3; with GCUDA_TEST_FULL 20);
-// half an hour shows what creeps. GCUDA_TEST_SOAK_SHARED: between the warm-up and the end other programs use the device too, and what
-// it has taken as a whole, theirs with it, is held to the bound at the end alone. Also runs on the simulated device
-// (make build/sim/test-soak).
+// A decoder block with experts, again and again with other batches, KV lengths and positions: through graph_compute and
+// its bounded cache of plans, through an explicit plan that is updated, and through a scheduler with two copies, as
+// CUDA graphs; graphs, plans, schedulers and backends are made and freed in between. Memory of device and host and the
+// number of handles must stay what they were after a warm-up. GCUDA_TEST_SOAK_S says for how many seconds (3; with
+// GCUDA_TEST_FULL 20); half an hour shows what creeps. GCUDA_TEST_SOAK_SHARED: between the warm-up and the end other
+// programs use the device too, and what it has taken as a whole, theirs with it, is held to the bound at the end alone.
+// Also runs on the simulated device (make build/sim/test-soak).
 #include "gcuda.h"
 #include "test.h"
 
@@ -24,9 +24,18 @@
 #define MIB (KIB * KIB)
 
 enum {
-    HEAD = SIZE(64, 32), N_HEADS = SIZE(16, 2), N_KV_HEADS = SIZE(4, 1), WIDTH = HEAD * N_HEADS, KV_WIDTH = HEAD * N_KV_HEADS,
-    FF = SIZE(768, 32), N_EXPERTS = SIZE(16, 4), N_USED = 2, N_LAYERS = SIZE(4, 1),
-    N_CTX = SIZE(2048, 192), MOST_TOKENS = 128, KV_STEP = SIZE(256, 64)
+    HEAD = SIZE(64, 32),
+    N_HEADS = SIZE(16, 2),
+    N_KV_HEADS = SIZE(4, 1),
+    WIDTH = HEAD * N_HEADS,
+    KV_WIDTH = HEAD * N_KV_HEADS,
+    FF = SIZE(768, 32),
+    N_EXPERTS = SIZE(16, 4),
+    N_USED = 2,
+    N_LAYERS = SIZE(4, 1),
+    N_CTX = SIZE(2048, 192),
+    MOST_TOKENS = 128,
+    KV_STEP = SIZE(256, 64)
 };
 enum { N_SLOTS = 6, MAX_PLANS = 4, MAX_PLAN_BYTES = 4 * 1024 * 1024, WARM_UP_ROUNDS = 4, CHECK_EVERY = 5 };
 #define MAX_NMSE 2e-3 // activations are quantized on a device
@@ -105,12 +114,16 @@ struct job {
     struct gcuda_tensor *x, *pos, *rows, *mask, *out;
     int64_t n, n_kv, first; // tokens, cached ones, where the values of these tokens go
 };
-struct shape { int64_t n, n_kv, first; };
+struct shape {
+    int64_t n, n_kv, first;
+};
 
 static struct gcuda_tensor * attention(struct job * j, const struct layer * l, struct gcuda_tensor * h) {
     struct gcuda_context * c = j->ctx;
-    struct gcuda_tensor * q = gcuda_rope(c, gcuda_reshape_3d(c, gcuda_mul_mat(c, l->q, h), HEAD, N_HEADS, j->n), j->pos, HEAD, 0);
-    struct gcuda_tensor * k = gcuda_rope(c, gcuda_reshape_3d(c, gcuda_mul_mat(c, l->k, h), HEAD, N_KV_HEADS, j->n), j->pos, HEAD, 0);
+    struct gcuda_tensor * q =
+        gcuda_rope(c, gcuda_reshape_3d(c, gcuda_mul_mat(c, l->q, h), HEAD, N_HEADS, j->n), j->pos, HEAD, 0);
+    struct gcuda_tensor * k =
+        gcuda_rope(c, gcuda_reshape_3d(c, gcuda_mul_mat(c, l->k, h), HEAD, N_KV_HEADS, j->n), j->pos, HEAD, 0);
     struct gcuda_tensor * v = gcuda_mul_mat(c, l->v, h);
     const size_t row = l->v_cache->nb[1], head = HEAD * l->v_cache->nb[0];
     struct gcuda_tensor * there = gcuda_view_2d(c, l->v_cache, KV_WIDTH, j->n, row, (size_t) j->first * row);
@@ -119,7 +132,8 @@ static struct gcuda_tensor * attention(struct job * j, const struct layer * l, s
     CHECK_OK(gcuda_build_forward_expand(j->graph, all));
     k = gcuda_view_3d(c, all, HEAD, j->n_kv, N_KV_HEADS, row, head, 0);
     v = gcuda_view_3d(c, l->v_cache, HEAD, j->n_kv, N_KV_HEADS, row, head, 0);
-    struct gcuda_tensor * y = gcuda_flash_attn_ext(c, gcuda_permute(c, q, 0, 2, 1, 3), k, v, j->mask, 1.0f / sqrtf(HEAD), 0.0f, 0.0f);
+    struct gcuda_tensor * y =
+        gcuda_flash_attn_ext(c, gcuda_permute(c, q, 0, 2, 1, 3), k, v, j->mask, 1.0f / sqrtf(HEAD), 0.0f, 0.0f);
     return gcuda_mul_mat(c, l->o, gcuda_reshape_2d(c, y, WIDTH, j->n));
 }
 
@@ -128,12 +142,13 @@ static struct gcuda_tensor * experts(struct job * j, const struct layer * l, str
     struct gcuda_context * c = j->ctx;
     struct gcuda_tensor * logits = gcuda_mul_mat(c, l->router, j->x);
     gcuda_mul_mat_set_prec(logits, GCUDA_PREC_F32);
-    struct gcuda_tensor * probs = gcuda_soft_max(c, logits), * ids = gcuda_argsort_top_k(c, probs, N_USED);
+    struct gcuda_tensor *probs = gcuda_soft_max(c, logits), *ids = gcuda_argsort_top_k(c, probs, N_USED);
     struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, N_EXPERTS, j->n), ids);
-    struct gcuda_tensor * in = gcuda_reshape_3d(c, h, WIDTH, 1, j->n), * gate = gcuda_mul_mat_id(c, l->gate, in, ids);
+    struct gcuda_tensor *in = gcuda_reshape_3d(c, h, WIDTH, 1, j->n), *gate = gcuda_mul_mat_id(c, l->gate, in, ids);
     struct gcuda_tensor * y = gcuda_swiglu_split(c, gate, gcuda_mul_mat_id(c, l->up, in, ids));
     y = gcuda_mul(c, gcuda_mul_mat_id(c, l->down, y, ids), w);
-    return gcuda_add(c, gcuda_view_2d(c, y, WIDTH, j->n, y->nb[2], 0), gcuda_view_2d(c, y, WIDTH, j->n, y->nb[2], y->nb[1]));
+    return gcuda_add(
+        c, gcuda_view_2d(c, y, WIDTH, j->n, y->nb[2], 0), gcuda_view_2d(c, y, WIDTH, j->n, y->nb[2], y->nb[1]));
 }
 
 static struct gcuda_tensor * input(struct job * j, enum gcuda_type type, int64_t ne0, int64_t ne1) {
@@ -199,7 +214,7 @@ struct soak {
     gcuda_backend_t cuda, behind, cpu; // behind: the scheduler's
     gcuda_backend_buffer_type_t buft;
     struct slot slots[N_SLOTS], planned[2], reference;
-    int i_planned; // the one that the plan computes
+    int i_planned;                 // the one that the plan computes
     gcuda_backend_buffer_t inputs; // two places for the planned graph's x
     gcuda_backend_graph_plan_t plan;
     gcuda_backend_sched_t sched;
@@ -213,11 +228,10 @@ static int steps_per_round = 24;
 static const struct shape usual = { 2, KV_STEP, 5 };
 
 static struct shape any_shape(struct rng * r) {
-    static const int64_t tokens[] = { 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 100, MOST_TOKENS }; // simulated, many of them take long
+    // simulated, many of them take long
+    static const int64_t tokens[] = { 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 100, MOST_TOKENS };
     struct shape s;
-    do {
-        s.n = tokens[rng_below(r, rng_below(r, SIZE(2, 8)) == 0 ? 12 : 6)];
-    } while (s.n > largest.n);
+    do { s.n = tokens[rng_below(r, rng_below(r, SIZE(2, 8)) == 0 ? 12 : 6)]; } while (s.n > largest.n);
     const int64_t least = (s.n + KV_STEP - 1) / KV_STEP;
     s.n_kv = KV_STEP * (least + rng_below(r, N_CTX / KV_STEP - least + 1));
     s.first = rng_below(r, s.n_kv - s.n + 1);
@@ -260,8 +274,8 @@ static void compare(struct soak * k, const struct job * j, uint64_t run, const c
         error += ((double) got[i] - want[i]) * ((double) got[i] - want[i]);
         all += (double) want[i] * want[i];
     }
-    CHECK_MSG(all > 0.0 && error / all < MAX_NMSE, "run %llu by %s, %lld tokens, %lld cached: nmse %g", (unsigned long long) run,
-        way, (long long) j->n, (long long) j->n_kv, error / all);
+    CHECK_MSG(all > 0.0 && error / all < MAX_NMSE, "run %llu by %s, %lld tokens, %lld cached: nmse %g",
+        (unsigned long long) run, way, (long long) j->n, (long long) j->n_kv, error / all);
     if (!(error / all <= k->worst)) { k->worst = error / all; }
     k->n_compared++;
 }
@@ -277,7 +291,8 @@ static void step_cache(struct soak * k) {
 
 // x at the first or the second of its places, which no graph allocator has a hand in.
 static void move_x(struct soak * k, struct job * j, int place) {
-    j->x->data = (char *) gcuda_backend_buffer_get_base(k->inputs) + (size_t) place * WIDTH * MOST_TOKENS * sizeof(float);
+    j->x->data =
+        (char *) gcuda_backend_buffer_get_base(k->inputs) + (size_t) place * WIDTH * MOST_TOKENS * sizeof(float);
 }
 
 // A change of a little, which a plan's CUDA graph follows node by node.
@@ -379,7 +394,8 @@ static void come_and_go(struct soak * k) {
     for (int i = 0; i < 6 && plan != NULL; ++i) {
         const uint64_t run = ++k->n_runs;
         job_fill(&s.job, run);
-        CHECK_OK(i < 3 ? gcuda_backend_graph_plan_compute(backend, plan) : gcuda_backend_graph_compute(backend, s.job.graph));
+        CHECK_OK(i < 3 ? gcuda_backend_graph_plan_compute(backend, plan)
+                       : gcuda_backend_graph_compute(backend, s.job.graph));
         CHECK_OK(gcuda_backend_synchronize(backend));
         compare(k, &s.job, run, "a backend of its own");
     }
@@ -397,8 +413,22 @@ static void come_and_go(struct soak * k) {
 // ---- what is held ----
 
 enum figure {
-    HOST_BYTES, HOST_BLOCKS, RESIDENT, DEVICE_BYTES, DEVICE_RESERVED, PINNED, DEVICE_TAKEN, PLANS, PLAN_BYTES, FILES, STREAMS, EVENTS,
-    GRAPHS, EXECUTABLES, OTHERS, N_FIGURES
+    HOST_BYTES,
+    HOST_BLOCKS,
+    RESIDENT,
+    DEVICE_BYTES,
+    DEVICE_RESERVED,
+    PINNED,
+    DEVICE_TAKEN,
+    PLANS,
+    PLAN_BYTES,
+    FILES,
+    STREAMS,
+    EVENTS,
+    GRAPHS,
+    EXECUTABLES,
+    OTHERS,
+    N_FIGURES
 };
 // Slack: what is exact has none. The allocator of the process and the driver keep what they like.
 static const struct {
@@ -467,8 +497,8 @@ static void look(const struct soak * k, const struct fault * host, size_t * now)
     now[EVENTS] = (size_t) sim_alive("events");
     now[GRAPHS] = (size_t) sim_alive("graphs");
     now[EXECUTABLES] = (size_t) sim_alive("executable graphs");
-    static const char * others[] = { "device memory", "page-locked memory", "registered memory", "mappings", "memory handles",
-        "ranges of addresses", "cuBLAS handles", "contexts", "captures" };
+    static const char * others[] = { "device memory", "page-locked memory", "registered memory", "mappings",
+        "memory handles", "ranges of addresses", "cuBLAS handles", "contexts", "captures" };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; ++i) { now[OTHERS] += (size_t) sim_alive(others[i]); }
 #endif
 }
@@ -483,7 +513,8 @@ static void rest(struct soak * k) {
         plan_change(k, usual);
         plan_run(k);
         plan_run(k);
-        plan_move_x(k, 1); // from its first such change on it keeps a CUDA graph, whether the steps drawn had one or not
+        // from its first such change on it keeps a CUDA graph, whether the steps drawn had one or not
+        plan_move_x(k, 1);
         plan_run(k);
     }
     sched_change(k, k->sched, &k->scheduled, usual);
@@ -543,11 +574,12 @@ static void soak_end(struct soak * k) {
 
 static void tell(const char * when, double s, const struct soak * k, const size_t * now, const size_t * busy) {
     printf("  %s %5.1f min, %8llu runs: host %zu B in %zu blocks, busy %zu B, resident %.1f MiB; ", when, s / 60.0,
-        (unsigned long long) k->n_runs, now[HOST_BYTES], now[HOST_BLOCKS], busy[HOST_BYTES], (double) now[RESIDENT] / MIB);
+        (unsigned long long) k->n_runs, now[HOST_BYTES], now[HOST_BLOCKS], busy[HOST_BYTES],
+        (double) now[RESIDENT] / MIB);
     printf("device %.2f MiB in use, %.2f reserved, %.2f taken, %zu B page-locked; ", (double) now[DEVICE_BYTES] / MIB,
         (double) now[DEVICE_RESERVED] / MIB, (double) now[DEVICE_TAKEN] / MIB, now[PINNED]);
-    printf("busy %zu plans, %zu streams, %zu events, %zu graphs, %zu executables, %zu other handles, %zu files\n", busy[PLANS],
-        busy[STREAMS], busy[EVENTS], busy[GRAPHS], busy[EXECUTABLES], busy[OTHERS], busy[FILES]);
+    printf("busy %zu plans, %zu streams, %zu events, %zu graphs, %zu executables, %zu other handles, %zu files\n",
+        busy[PLANS], busy[STREAMS], busy[EVENTS], busy[GRAPHS], busy[EXECUTABLES], busy[OTHERS], busy[FILES]);
     fflush(stdout);
 }
 
@@ -560,8 +592,8 @@ static void round_of_steps(struct soak * k, int round, const struct fault * host
     }
     if (round % 2 == 0) { come_and_go(k); }
     look(k, host, loaded);
-    CHECK_MSG(loaded[PLANS] <= 2 * MAX_PLANS && loaded[PLAN_BYTES] <= 2 * (size_t) MAX_PLAN_BYTES, "%zu plans, %zu bytes of them",
-        loaded[PLANS], loaded[PLAN_BYTES]);
+    CHECK_MSG(loaded[PLANS] <= 2 * MAX_PLANS && loaded[PLAN_BYTES] <= 2 * (size_t) MAX_PLAN_BYTES,
+        "%zu plans, %zu bytes of them", loaded[PLANS], loaded[PLAN_BYTES]);
     rest(k);
     look(k, host, now);
 }
@@ -593,8 +625,9 @@ static void soak_for(double length, struct fault * host) {
         const bool is_over = s >= length && n_after >= WARM_UP_ROUNDS;
         for (int i = 0; i < N_FIGURES; ++i) {
             if (i == DEVICE_TAKEN && is_shared && !is_over) { continue; }
-            CHECK_MSG(now[i] <= most[i] + figures[i].slack, "%s: %zu after %.0f s and %llu runs, at most %zu in the warm-up, slack %zu",
-                figures[i].name, now[i], s, (unsigned long long) k.n_runs, most[i], figures[i].slack);
+            CHECK_MSG(now[i] <= most[i] + figures[i].slack,
+                "%s: %zu after %.0f s and %llu runs, at most %zu in the warm-up, slack %zu", figures[i].name, now[i], s,
+                (unsigned long long) k.n_runs, most[i], figures[i].slack);
         }
         if (s - told >= 60.0) {
             tell("         ", s, &k, now, loaded);
@@ -609,10 +642,12 @@ static void soak_for(double length, struct fault * host) {
         CHECK(p.n_evicted > 0 && p.n_reused > 0 && p.n_updated > 0);
     }
     tell("end after ", seconds() - begin, &k, now, loaded);
-    printf("  %llu results compared with the CPU, nmse at most %.2g; plans made %llu, reused %llu, updated %llu, evicted %llu; "
-           "captures %llu, graph launches %llu\n", (unsigned long long) k.n_compared, k.worst, (unsigned long long) p.n_made,
-        (unsigned long long) p.n_reused, (unsigned long long) p.n_updated, (unsigned long long) p.n_evicted,
-        (unsigned long long) p.n_captures, (unsigned long long) p.n_graph_launches);
+    printf("  %llu results compared with the CPU, nmse at most %.2g; plans made %llu, reused %llu, "
+           "updated %llu, evicted %llu; "
+           "captures %llu, graph launches %llu\n",
+        (unsigned long long) k.n_compared, k.worst, (unsigned long long) p.n_made, (unsigned long long) p.n_reused,
+        (unsigned long long) p.n_updated, (unsigned long long) p.n_evicted, (unsigned long long) p.n_captures,
+        (unsigned long long) p.n_graph_launches);
     soak_end(&k);
 }
 

@@ -1,6 +1,6 @@
-// A transformer of two layers with fused attention, trained a few steps on the CPU and on the device from the same weights: the losses
-// must agree. Heads of 64 and 128 take tensor cores on the device, forwards with keys in F16 and backwards always; heads of 40 the plain
-// path. Also runs on the simulated device (make build/sim/test-transformer).
+// A transformer of two layers with fused attention, trained a few steps on the CPU and on the device from the same
+// weights: the losses must agree. Heads of 64 and 128 take tensor cores on the device, forwards with keys in F16 and
+// backwards always; heads of 40 the plain path. Also runs on the simulated device (make build/sim/test-transformer).
 #include "gcuda.h"
 #include "device.h"
 
@@ -12,7 +12,14 @@
 #define SIZE(device, simulated) (device)
 #endif
 
-enum { N_LAYERS = 2, N_TOKENS = SIZE(200, 40), N_WORDS = 24, N_FF = SIZE(256, 64), N_STEPS = SIZE(20, 6), MAX_WEIGHTS = 32 };
+enum {
+    N_LAYERS = 2,
+    N_TOKENS = SIZE(200, 40),
+    N_WORDS = 24,
+    N_FF = SIZE(256, 64),
+    N_STEPS = SIZE(20, 6),
+    MAX_WEIGHTS = 32
+};
 
 struct setting {
     const char * name;
@@ -25,12 +32,12 @@ struct setting {
 struct trainer {
     const struct setting * s;
     gcuda_backend_t backend;
-    struct gcuda_context * weights, * graphs;
+    struct gcuda_context *weights, *graphs;
     gcuda_backend_buffer_t buffer;
     gcuda_gallocr_t galloc;
     struct gcuda_cgraph * g;
-    struct gcuda_tensor * w[MAX_WEIGHTS], * m[MAX_WEIGHTS], * v[MAX_WEIGHTS];
-    struct gcuda_tensor * ids, * positions, * mask, * labels, * params, * loss;
+    struct gcuda_tensor *w[MAX_WEIGHTS], *m[MAX_WEIGHTS], *v[MAX_WEIGHTS];
+    struct gcuda_tensor *ids, *positions, *mask, *labels, *params, *loss;
     int n_weights, n_used; // made; taken by the graph so far
 };
 
@@ -110,17 +117,19 @@ static struct gcuda_tensor * layer(struct trainer * t, struct gcuda_tensor * x) 
     struct gcuda_context * c = t->graphs;
     const struct setting * s = t->s;
     struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), next(t));
-    struct gcuda_tensor * q = heads_of(t, h, s->n_heads, true), * k = heads_of(t, h, s->n_kv_heads, true), * v = heads_of(t, h, s->n_kv_heads, false);
+    struct gcuda_tensor *q = heads_of(t, h, s->n_heads, true), *k = heads_of(t, h, s->n_kv_heads, true),
+                        *v = heads_of(t, h, s->n_kv_heads, false);
     if (s->kv_type != GCUDA_TYPE_F32) {
         k = gcuda_cast(c, k, s->kv_type);
         v = gcuda_cast(c, v, s->kv_type);
     }
-    struct gcuda_tensor * y = gcuda_flash_attn_ext(c, q, k, v, t->mask, 1.0f / sqrtf((float) s->head), 0.0f, s->softcap);
+    struct gcuda_tensor * y =
+        gcuda_flash_attn_ext(c, q, k, v, t->mask, 1.0f / sqrtf((float) s->head), 0.0f, s->softcap);
     struct gcuda_tensor * sinks = next(t);
     if (s->has_sinks) { CHECK_OK(gcuda_flash_attn_ext_add_sinks(y, sinks)); }
     x = gcuda_add(c, x, gcuda_mul_mat(c, next(t), gcuda_reshape_2d(c, y, s->head * s->n_heads, N_TOKENS)));
     h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), next(t));
-    struct gcuda_tensor * gate = gcuda_silu(c, gcuda_mul_mat(c, next(t), h)), * up = gcuda_mul_mat(c, next(t), h);
+    struct gcuda_tensor *gate = gcuda_silu(c, gcuda_mul_mat(c, next(t), h)), *up = gcuda_mul_mat(c, next(t), h);
     return gcuda_add(c, x, gcuda_mul_mat(c, next(t), gcuda_mul(c, gate, up)));
 }
 
@@ -133,11 +142,17 @@ static bool make_graph(struct trainer * t) {
     t->g = gcuda_new_graph_custom(c, 4096, true);
     if (t->loss == NULL || t->g == NULL || !CHECK_OK(gcuda_set_loss(t->loss))) { return false; }
     gcuda_set_output(t->loss);
-    if (!CHECK_OK(gcuda_build_forward_expand(t->g, t->loss)) || !CHECK_OK(gcuda_build_backward_expand(c, t->g, NULL))) { return false; }
+    if (!CHECK_OK(gcuda_build_forward_expand(t->g, t->loss)) || !CHECK_OK(gcuda_build_backward_expand(c, t->g, NULL))) {
+        return false;
+    }
     for (int i = 0; i < t->n_weights; ++i) {
         struct gcuda_tensor * grad = gcuda_graph_get_grad(t->g, t->w[i]);
-        CHECK_MSG((grad != NULL) == (t->s->has_sinks || t->w[i]->ne[0] != t->s->n_heads), "weight %d: gradient %p", i, (void *) grad);
-        if (grad != NULL) { CHECK_OK(gcuda_build_forward_expand(t->g, gcuda_opt_step_adamw(c, t->w[i], grad, t->m[i], t->v[i], t->params))); }
+        CHECK_MSG((grad != NULL) == (t->s->has_sinks || t->w[i]->ne[0] != t->s->n_heads), "weight %d: gradient %p", i,
+            (void *) grad);
+        if (grad != NULL) {
+            CHECK_OK(
+                gcuda_build_forward_expand(t->g, gcuda_opt_step_adamw(c, t->w[i], grad, t->m[i], t->v[i], t->params)));
+        }
     }
     t->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(t->backend));
     return CHECK_OK(gcuda_gallocr_alloc_graph(t->galloc, t->g)) && CHECK_OK(gcuda_graph_reset(t->g));
@@ -147,7 +162,8 @@ static bool make_graph(struct trainer * t) {
 static void fill_batch(struct trainer * t, int step) {
     static float labels[N_WORDS * N_TOKENS];
     struct rng r = rng_for("batch");
-    const float params[7] = { 0.002f, 0.9f, 0.99f, 1e-8f, 0.0f, (float) (1.0 / (1.0 - pow(0.9, step))), (float) (1.0 / (1.0 - pow(0.99, step))) };
+    const float params[7] = { 0.002f, 0.9f, 0.99f, 1e-8f, 0.0f, (float) (1.0 / (1.0 - pow(0.9, step))),
+        (float) (1.0 / (1.0 - pow(0.99, step))) };
     int32_t ids[N_TOKENS];
     memset(labels, 0, sizeof labels);
     for (int i = 0; i < N_TOKENS; ++i) {
@@ -184,21 +200,28 @@ static void compare(const struct setting * s, gcuda_backend_t cpu, gcuda_backend
     if (!test_case_begin(s->name)) { return; }
     train(s, cpu, want);
     train(s, device, got);
-    CHECK_MSG(want[N_STEPS - 1] < 0.95f * want[0], "nothing is learned: %g, then %g", (double) want[0], (double) want[N_STEPS - 1]);
+    CHECK_MSG(want[N_STEPS - 1] < 0.95f * want[0], "nothing is learned: %g, then %g", (double) want[0],
+        (double) want[N_STEPS - 1]);
     for (int i = 0; i < N_STEPS; ++i) {
-        CHECK_MSG(fabsf(got[i] - want[i]) <= 0.005f * want[i], "step %d: loss %g on the CPU, %g on the device", i, (double) want[i], (double) got[i]);
-        if (test_all.verbose) { printf("%s, step %d: %.6f on the CPU, %.6f on the device\n", s->name, i, (double) want[i], (double) got[i]); }
+        CHECK_MSG(fabsf(got[i] - want[i]) <= 0.005f * want[i], "step %d: loss %g on the CPU, %g on the device", i,
+            (double) want[i], (double) got[i]);
+        if (test_all.verbose) {
+            printf("%s, step %d: %.6f on the CPU, %.6f on the device\n", s->name, i, (double) want[i], (double) got[i]);
+        }
     }
     test_case_end();
 }
 
 TEST(transformers) {
     static const struct setting settings[] = { { "transformers/64", 64, 2, 1, GCUDA_TYPE_F32, false, 0.0f },
-        { "transformers/64_f16_sinks", 64, 2, 2, GCUDA_TYPE_F16, true, 0.0f }, { "transformers/128_bf16_softcap", 128, 2, 1, GCUDA_TYPE_BF16, false, 10.0f },
+        { "transformers/64_f16_sinks", 64, 2, 2, GCUDA_TYPE_F16, true, 0.0f },
+        { "transformers/128_bf16_softcap", 128, 2, 1, GCUDA_TYPE_BF16, false, 10.0f },
         { "transformers/40", 40, 2, 1, GCUDA_TYPE_F16, true, 0.0f } };
     gcuda_backend_t cpu = gcuda_backend_cpu_init(), device = gcuda_backend_cuda_init(0);
     CHECK(cpu != NULL && device != NULL);
-    for (size_t i = 0; cpu != NULL && device != NULL && i < sizeof settings / sizeof settings[0]; ++i) { compare(&settings[i], cpu, device); }
+    for (size_t i = 0; cpu != NULL && device != NULL && i < sizeof settings / sizeof settings[0]; ++i) {
+        compare(&settings[i], cpu, device);
+    }
     gcuda_backend_free(device);
     gcuda_backend_free(cpu);
 }

@@ -1,6 +1,6 @@
-// Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
-// device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles,
-// or vectors on tensor cores.
+// Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not.
+// On a device, or with kernels, without them only that they are refused. And a few blocks of every kernel that
+// multiplies in tiles, or vectors on tensor cores.
 #include "device.h"
 #include "products.h"
 #include "weights.h"
@@ -12,7 +12,7 @@ struct shape {
 
 // Memory of the device with these bytes, or all bits set.
 static void * on_device(const void * from, size_t size) {
-    void * to = NULL, * ones = from == NULL ? memset(malloc(size + 1), 0xff, size + 1) : NULL;
+    void *to = NULL, *ones = from == NULL ? memset(malloc(size + 1), 0xff, size + 1) : NULL;
     CHECK(cudaMalloc(&to, size + 1) == cudaSuccess);
     CHECK(cudaMemcpy(to, from != NULL ? from : ones, size, cudaMemcpyHostToDevice) == cudaSuccess);
     free(ones);
@@ -50,8 +50,10 @@ static void row_of(const struct gcuda_array * a, const char * data, int64_t i, f
 }
 
 // Corners, then anywhere, against float64: squares of errors over squares of results, and no single one far out.
-static void compare(const struct gcuda_mul_mat_args * p, const char * a, const char * b, const float * y, double bound, struct rng * r) {
-    float * w = (float *) malloc((size_t) p->a.ne[0] * sizeof(float)), * x = (float *) malloc((size_t) p->a.ne[0] * sizeof(float));
+static void compare(const struct gcuda_mul_mat_args * p, const char * a, const char * b, const float * y, double bound,
+    struct rng * r) {
+    float *w = (float *) malloc((size_t) p->a.ne[0] * sizeof(float)),
+          *x = (float *) malloc((size_t) p->a.ne[0] * sizeof(float));
     double errors = 0.0, results = 0.0, most = 0.0;
     enum { N = 600 };
     for (int i = 0; i < N; ++i) {
@@ -105,12 +107,14 @@ static struct gcuda_mul_mat_args product_of(enum gcuda_type a_type, enum gcuda_t
 }
 
 // scale: of the columns, or OUTLIERS.
-static void product_by(const struct way * way, enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
+static void product_by(
+    const struct way * way, enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
     struct gcuda_mul_mat_args p = product_of(a_type, b_type, s);
     struct rng r = rng_for(gcuda_type_name(a_type));
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %s x %s, k %lld, m %lld, n %lld, pad %d, scale %g", way->name,
-        gcuda_type_name(a_type), gcuda_type_name(b_type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, scale);
-    char * a = weights_of(a_type, &p.a, &r), * b = columns_of(&p.b, scale, &r);
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %s x %s, k %lld, m %lld, n %lld, pad %d, scale %g",
+        way->name, gcuda_type_name(a_type), gcuda_type_name(b_type), (long long) s.k, (long long) s.m, (long long) s.n,
+        s.pad, scale);
+    char *a = weights_of(a_type, &p.a, &r), *b = columns_of(&p.b, scale, &r);
     float * y = (float *) malloc(p.y.nb[2]);
     p.a.data = on_device(a, p.a.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
@@ -120,7 +124,8 @@ static void product_by(const struct way * way, enum gcuda_type a_type, enum gcud
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
     if (!way->has_warp_groups || gcuda_has_warp_groups()) {
-        const bool is_exact = !way->rounds && (a_type == GCUDA_TYPE_F16 || a_type == GCUDA_TYPE_F32 || a_type == b_type);
+        const bool is_exact =
+            !way->rounds && (a_type == GCUDA_TYPE_F16 || a_type == GCUDA_TYPE_F32 || a_type == b_type);
         CHECK_OK(st);
         compare(&p, a, b, y, is_exact ? 1e-6 : 4e-5, &r);
     } else {
@@ -150,8 +155,8 @@ static int64_t whole_rows(enum gcuda_type type, int64_t k) { // the next k whose
 }
 
 TEST(every_type_and_every_edge) {
-    static const struct shape shapes[] = { { 8, 1, 128, 0 }, { 256, 63, 129, 1 }, { 512, 65, 500, 0 }, { 1024, 255, 257, 3 },
-        { 2304, 300, 31, 4 }, { 768, 129, 1, 0 }, { 4096, 1, 513, 1 }, { 1280, 520, 64, 1 } };
+    static const struct shape shapes[] = { { 8, 1, 128, 0 }, { 256, 63, 129, 1 }, { 512, 65, 500, 0 },
+        { 1024, 255, 257, 3 }, { 2304, 300, 31, 4 }, { 768, 129, 1, 0 }, { 4096, 1, 513, 1 }, { 1280, 520, 64, 1 } };
     const bool is_there = gcuda_has_warp_groups();
     for (int t = 0; t < (is_there ? N_TYPES : 3); ++t) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
@@ -170,7 +175,8 @@ static int multiprocessors(void) {
     return n;
 }
 
-// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: a block on every second multiprocessor.
+// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: a block on every
+// second multiprocessor.
 static int64_t rows_of_wide_tiles(void) { return (multiprocessors() / 4 + 1) * 256 - 126; }
 
 // The kernel of weights in blocks that has tiles of so many columns.
@@ -180,8 +186,8 @@ static void product_of_width(int width, enum gcuda_type type, struct shape s) {
     product(type, GCUDA_TYPE_F32, s, 1.0);
 }
 
-// Of warp groups, floats that are rounded or multiplied as they lie included. Few tiles are cut into parts of 512 elements of k, which
-// are more steps than the rings have slots; as many as of 256 columns are not cut.
+// Of warp groups, floats that are rounded or multiplied as they lie included. Few tiles are cut into parts of 512
+// elements of k, which are more steps than the rings have slots; as many as of 256 columns are not cut.
 TEST(few_blocks_of_every_width) {
     const struct shape wide = { 768, rows_of_wide_tiles(), 250, 0 };
     if (!gcuda_has_warp_groups()) {
@@ -193,7 +199,8 @@ TEST(few_blocks_of_every_width) {
         some.n = 140, many.k = whole_rows(types[t], wide.k);
         if (gcuda_is_quantized(types[t])) {
             const struct gcuda_mul_mat_args p = product_of(types[t], GCUDA_TYPE_F32, some);
-            if (product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form != 128) { some.n = 100; } // of few multiprocessors none is idle with one wide tile
+            // of few multiprocessors none is idle with one wide tile
+            if (product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form != 128) { some.n = 100; }
             product_of_width(64, types[t], few);
             product_of_width(128, types[t], some);
             product_of_width(256, types[t], many);
@@ -206,23 +213,27 @@ TEST(few_blocks_of_every_width) {
     }
 }
 
-// In tiles steps are shared out to all blocks that the device has at once: so many that each has six, two more than its ring has slots.
+// In tiles steps are shared out to all blocks that the device has at once: so many that each has six, two more than its
+// ring has slots.
 TEST(few_blocks_with_full_rings) {
     const int64_t n_tiles = (6 * 2 * multiprocessors() + 31) / 32; // of 32 steps
-    const struct shape few = { 8192, 128 * n_tiles - 3, 13, 0 }, half = { 8192, 64 * n_tiles + 61, 100, 0 }; // the latter: one block each
+    // the latter: one block each
+    const struct shape few = { 8192, 128 * n_tiles - 3, 13, 0 }, half = { 8192, 64 * n_tiles + 61, 100, 0 };
     product_by(&tiles, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, few, 1.0);
     product_by(&tiles, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_F32, few, 1.0);
     product_by(&tiles, GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, half, 1.0);
     product_by(&tiles, GCUDA_TYPE_BF16, GCUDA_TYPE_F32, half, 1.0);
 }
 
-// Every kernel with tiles in shared memory, ends that fill no tile, and parts of k: few enough blocks for racecheck (tests/gpu.py).
+// Every kernel with tiles in shared memory, ends that fill no tile, and parts of k: few enough blocks for racecheck
+// (tests/gpu.py).
 TEST(few_blocks_of_every_kind) {
     static const int widths[] = { 16, 31, 64, 128 }; // of the kernels for few columns
     for (int t = 0; t < N_TYPES; ++t) {
         const int64_t k = whole_rows(types[t], 768);
         for (int i = 0; i < 4; ++i) {
-            const struct shape s = { k, t < 4 || i == t % 4 ? 130 : 40, widths[i], 0 }; // two tiles of rows, or a part of one
+            // two tiles of rows, or a part of one
+            const struct shape s = { k, t < 4 || i == t % 4 ? 130 : 40, widths[i], 0 };
             product_by(&tiles, types[t], GCUDA_TYPE_F32, s, 1.0);
         }
         if (gcuda_has_warp_groups()) {
@@ -235,7 +246,9 @@ TEST(few_blocks_of_every_kind) {
     const struct gcuda_mul_mat_args halves = product_of(GCUDA_TYPE_F16, GCUDA_TYPE_F16, in_parts);
     CHECK(product_scratch(GCUDA_MUL_MAT_GEMM, &halves, NULL) > 0); // sums of parts
     if (gcuda_has_warp_groups()) {
-        CHECK(product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).n_splits > 1 && product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).form == 64); // two blocks on a multiprocessor
+        // two blocks on a multiprocessor
+        CHECK(product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).n_splits > 1 &&
+              product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).form == 64);
         product(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts, 1.0);
     }
     for (int t = 0; t < 3; ++t) {
@@ -307,11 +320,11 @@ TEST(many_tiles_and_parts) { // more than the device has at once, and parts of k
 // Matrices of different heights with the same columns, results with gaps between columns.
 static void group(enum gcuda_type type, const int64_t * m, int n_args, int64_t k, int64_t n) {
     struct gcuda_mul_mat_args p[GCUDA_MUL_MAT_GROUP];
-    char * a[GCUDA_MUL_MAT_GROUP], * b = NULL;
+    char *a[GCUDA_MUL_MAT_GROUP], *b = NULL;
     struct rng r = rng_for(gcuda_type_name(type));
     memset(p, 0, sizeof p);
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, n %lld, %d matrices", gcuda_type_name(type), (long long) k,
-        (long long) n, n_args);
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, n %lld, %d matrices", gcuda_type_name(type),
+        (long long) k, (long long) n, n_args);
     for (int i = 0; i < n_args; ++i) {
         p[i].a = matrix(type, k, m[i], gcuda_row_size(type, k));
         p[i].b = i > 0 ? p[0].b : matrix(GCUDA_TYPE_F32, k, n, (size_t) k * sizeof(float));
@@ -373,7 +386,8 @@ static void chained(struct gcuda_chain_args * c, enum gcuda_op op, const struct 
 
 // Rows of floats on the device, with gaps between columns; ACROSS: rows are what lies apart.
 static struct gcuda_array floats_on_device(int64_t ne0, int64_t ne1, int pad, bool is_across, struct rng * r) {
-    struct gcuda_array a = matrix(GCUDA_TYPE_F32, is_across ? ne1 : ne0, is_across ? ne0 : ne1, (size_t) ((is_across ? ne1 : ne0) + pad) * sizeof(float));
+    struct gcuda_array a = matrix(GCUDA_TYPE_F32, is_across ? ne1 : ne0, is_across ? ne0 : ne1,
+        (size_t) ((is_across ? ne1 : ne0) + pad) * sizeof(float));
     char * data = columns_of(&a, 2.0, r);
     a.data = on_device(data, a.nb[2]);
     free(data);
@@ -386,7 +400,8 @@ static struct gcuda_array floats_on_device(int64_t ne0, int64_t ne1, int pad, bo
 }
 
 // The bits of the product and of the steps by themselves, in one kernel behind it. glu COUNT: no activation.
-static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcuda_glu_op glu, enum gcuda_unary_op unary) {
+static void with_steps(
+    enum gcuda_type type, struct shape s, int flags, enum gcuda_glu_op glu, enum gcuda_unary_op unary) {
     struct gcuda_mul_mat_args p;
     struct gcuda_mul_mat_epilogue e;
     struct gcuda_chain_args c;
@@ -398,13 +413,15 @@ static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcu
     p.a = matrix(type, s.k, s.m, gcuda_row_size(type, s.k));
     p.b = matrix(GCUDA_TYPE_F32, s.k, s.n, (size_t) s.k * sizeof(float));
     p.max_shared = (size_t) 227 << 10;
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, steps %d, glu %d", gcuda_type_name(type),
-        (long long) s.k, (long long) s.m, (long long) s.n, s.pad, flags, (int) glu);
-    char * a = weights_of(type, &p.a, &r), * b = columns_of(&p.b, type == GCUDA_TYPE_F16 ? 1e5 : 0.1, &r); // 1e5: a factor per column
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, steps %d, glu %d",
+        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, flags, (int) glu);
+    // 1e5: a factor per column
+    char *a = weights_of(type, &p.a, &r), *b = columns_of(&p.b, type == GCUDA_TYPE_F16 ? 1e5 : 0.1, &r);
     p.a.data = on_device(a, p.a.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
     const bool is_across = (flags & ACROSS) != 0;
-    struct gcuda_array y[2], whole = floats_on_device(s.m, s.n, s.pad, is_across, &r), row = floats_on_device(s.m, 1, 0, false, &r),
+    struct gcuda_array y[2], whole = floats_on_device(s.m, s.n, s.pad, is_across, &r),
+                             row = floats_on_device(s.m, 1, 0, false, &r),
                              column = floats_on_device(1, s.n, 0, false, &r);
     for (int i = 0; i < 2; ++i) { y[i] = floats_on_device(s.m, s.n, s.pad, false, &r); }
     c.x = c.y = y[0];
@@ -427,28 +444,33 @@ static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcu
     if (flags & RESIDUAL) { chained(&c, GCUDA_OP_ADD, &e.residual); }
     float * got[2] = { (float *) malloc(y[0].nb[2]), (float *) malloc(y[0].nb[2]) };
     p.y = y[0];
-    const size_t plain = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, NULL), fused = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, &e);
+    const size_t plain = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, NULL),
+                 fused = product_scratch(GCUDA_MUL_MAT_WGMMA, &p, &e);
     void * scratch = on_device(NULL, plain > fused ? plain : fused);
     CHECK_OK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, NULL, scratch, NULL));
     CHECK_OK(gcuda_launch_chain(&c, NULL)); // before the result lies on its residual
     p.y = y[1];
     CHECK_OK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, &e, scratch, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    for (int i = 0; i < 2; ++i) { CHECK(cudaMemcpy(got[i], y[i].data, y[i].nb[2], cudaMemcpyDeviceToHost) == cudaSuccess); }
+    for (int i = 0; i < 2; ++i) {
+        CHECK(cudaMemcpy(got[i], y[i].data, y[i].nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+    }
     int64_t n_other = 0;
     for (int64_t i = 0; i < s.n; ++i) {
         for (int64_t m = 0; m < s.m + s.pad; ++m) {
             const int64_t at = i * (s.m + s.pad) + m;
             uint32_t bits;
             memcpy(&bits, &got[1][at], sizeof bits);
-            n_other += m < s.m ? memcmp(&got[0][at], &got[1][at], sizeof(float)) != 0 : bits != 0xffffffffu; // behind: the caller's
+            // behind: the caller's
+            n_other += m < s.m ? memcmp(&got[0][at], &got[1][at], sizeof(float)) != 0 : bits != 0xffffffffu;
         }
     }
     CHECK_MSG(n_other == 0, "%lld others of %lld", (long long) n_other, (long long) (s.m * s.n));
     e.up = p.a.data;
     CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, &p, &e, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(whole.data) == cudaSuccess &&
-          cudaFree(row.data) == cudaSuccess && cudaFree(column.data) == cudaSuccess && cudaFree(y[0].data) == cudaSuccess &&
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess &&
+          cudaFree(whole.data) == cudaSuccess && cudaFree(row.data) == cudaSuccess &&
+          cudaFree(column.data) == cudaSuccess && cudaFree(y[0].data) == cudaSuccess &&
           cudaFree(y[1].data) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
     for (int i = 0; i < 2; ++i) { free(got[i]); }
     free(a);
@@ -459,16 +481,16 @@ static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcu
 static const struct {
     enum gcuda_glu_op glu;
     enum gcuda_unary_op unary;
-} kinds[] = { { GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT }, { GCUDA_GLU_OP_REGLU, GCUDA_UNARY_OP_RELU }, { GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU },
-    { GCUDA_GLU_OP_SWIGLU, GCUDA_UNARY_OP_SILU }, { GCUDA_GLU_OP_GEGLU_QUICK, GCUDA_UNARY_OP_GELU_QUICK },
-    { GCUDA_GLU_OP_GEGLU_ERF, GCUDA_UNARY_OP_GELU_ERF } };
+} kinds[] = { { GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT }, { GCUDA_GLU_OP_REGLU, GCUDA_UNARY_OP_RELU },
+    { GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU }, { GCUDA_GLU_OP_SWIGLU, GCUDA_UNARY_OP_SILU },
+    { GCUDA_GLU_OP_GEGLU_QUICK, GCUDA_UNARY_OP_GELU_QUICK }, { GCUDA_GLU_OP_GEGLU_ERF, GCUDA_UNARY_OP_GELU_ERF } };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 TEST(steps_behind_sums) { // every type, k in one part and in several, rows and columns that end anywhere
-    static const struct shape shapes[] = { { 512, 4099, 512, 0 }, { 256, 1027, 2047, 1 }, { 512, 130, 64, 0 }, { 256, 300, 17, 4 },
-        { 4096, 259, 128, 0 }, { 256, 17000, 300, 0 } };
-    static const int flags[] = { BIAS, RESIDUAL, BIAS | RESIDUAL | IN_PLACE, BIAS | FACTOR | SCALE | RESIDUAL, BIAS | FACTOR | OF_COLUMNS,
-        SCALE | RESIDUAL | ACROSS, RESIDUAL | IN_PLACE };
+    static const struct shape shapes[] = { { 512, 4099, 512, 0 }, { 256, 1027, 2047, 1 }, { 512, 130, 64, 0 },
+        { 256, 300, 17, 4 }, { 4096, 259, 128, 0 }, { 256, 17000, 300, 0 } };
+    static const int flags[] = { BIAS, RESIDUAL, BIAS | RESIDUAL | IN_PLACE, BIAS | FACTOR | SCALE | RESIDUAL,
+        BIAS | FACTOR | OF_COLUMNS, SCALE | RESIDUAL | ACROSS, RESIDUAL | IN_PLACE };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
         return;
@@ -483,13 +505,15 @@ TEST(steps_behind_sums) { // every type, k in one part and in several, rows and 
 }
 
 TEST(steps_of_small_products) { // few enough for compute-sanitizer; more items than clusters of the device
-    static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 }, { 256, 34300, 20, 0 } };
+    static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 },
+        { 256, 34300, 20, 0 } };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
         return;
     }
     for (int i = 0; i < 4; ++i) {
-        with_steps(GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU);
+        with_steps(
+            GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU);
         with_steps(GCUDA_TYPE_F16, shapes[i], RESIDUAL | IN_PLACE, GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT);
     }
 }
@@ -503,7 +527,8 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
     for (int i = 0; i < 2; ++i) {
         for (int k = 0; k < N_KINDS; ++k) {
             with_steps(GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, kinds[k].glu, kinds[k].unary);
-            with_steps(GCUDA_TYPE_Q8_0, shapes[i], k % 2 == 0 ? BIAS : RESIDUAL | IN_PLACE, kinds[k].glu, kinds[k].unary);
+            with_steps(
+                GCUDA_TYPE_Q8_0, shapes[i], k % 2 == 0 ? BIAS : RESIDUAL | IN_PLACE, kinds[k].glu, kinds[k].unary);
         }
     }
 }
@@ -511,7 +536,8 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
 // ---- columns that norms and gates have rounded ----
 enum { PLAIN, FUSED, GROUP }; // how they are multiplied
 
-static gcuda_status multiply(const struct gcuda_mul_mat_args * p, int how, const struct gcuda_mul_mat_epilogue * e, void * scratch) {
+static gcuda_status multiply(
+    const struct gcuda_mul_mat_args * p, int how, const struct gcuda_mul_mat_epilogue * e, void * scratch) {
     return how == GROUP   ? launch_group(GCUDA_MUL_MAT_WGMMA, p, 2, scratch, NULL)
            : how == FUSED ? launch_product(GCUDA_MUL_MAT_WGMMA, p, e, scratch, NULL)
                           : launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL);
@@ -519,7 +545,7 @@ static gcuda_status multiply(const struct gcuda_mul_mat_args * p, int how, const
 
 static size_t scratch_of(const struct gcuda_mul_mat_args * p, int how) {
     static const struct gcuda_mul_mat_epilogue none;
-    return how == GROUP ? group_scratch(GCUDA_MUL_MAT_WGMMA, p, 2)
+    return how == GROUP   ? group_scratch(GCUDA_MUL_MAT_WGMMA, p, 2)
            : how == FUSED ? product_scratch(GCUDA_MUL_MAT_WGMMA, p, &none)
                           : product_scratch(GCUDA_MUL_MAT_WGMMA, p, NULL);
 }
@@ -542,10 +568,12 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     struct rng r = rng_for(gcuda_type_name(type));
     memset(p, 0, sizeof p);
     memset(&e, 0, sizeof e);
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, %d, %s", gcuda_type_name(type), (long long) s.k,
-        (long long) s.m, (long long) s.n, s.pad, how, is_gate ? "gate" : "norm");
-    const struct gcuda_array all[4] = { floats_on_device(s.k, s.n, 4 * s.pad, false, &r), floats_on_device(s.k, s.n, 0, false, &r),
-        floats_on_device(s.k, 1, 0, false, &r), floats_on_device(s.k, s.n, 4, false, &r) };
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, %d, %s",
+        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, how,
+        is_gate ? "gate" : "norm");
+    const struct gcuda_array all[4] = { floats_on_device(s.k, s.n, 4 * s.pad, false, &r),
+        floats_on_device(s.k, s.n, 0, false, &r), floats_on_device(s.k, 1, 0, false, &r),
+        floats_on_device(s.k, s.n, 4, false, &r) };
     e.bias = floats_on_device(s.m, 1, 0, false, &r);
     for (int i = 0; i < 2; ++i) {
         p[i].a = matrix(type, s.k, s.m, gcuda_row_size(type, s.k));
@@ -559,7 +587,8 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     }
     const int form = product_layout(GCUDA_MUL_MAT_WGMMA, p, how == GROUP ? 2 : 1).form;
     const size_t n_bytes = product_layout(GCUDA_MUL_MAT_WGMMA, p, how == GROUP ? 2 : 1).bytes, y_bytes = p[0].y.nb[2];
-    void * scratch = on_device(NULL, scratch_of(p, how)), * own = on_device(NULL, n_bytes), * image = is_in_scratch ? scratch : own;
+    void *scratch = on_device(NULL, scratch_of(p, how)), *own = on_device(NULL, n_bytes),
+         *image = is_in_scratch ? scratch : own;
     char * y[2] = { (char *) malloc(2 * y_bytes), (char *) malloc(2 * y_bytes) };
     CHECK(form != 0 && scratch_of(p, how) >= n_bytes);
     for (int i = 0; i < 2; ++i) {
@@ -579,9 +608,11 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     p[0].is_prequantized = false; // of a group one alone
     CHECK(launch_group(GCUDA_MUL_MAT_WGMMA, p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(cudaFree(p[0].a.data) == cudaSuccess);
-    p[0].is_prequantized = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data, p[0].y.ne[0] = 1;
+    p[0].is_prequantized = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data,
+    p[0].y.ne[0] = 1;
     CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data, p[1].y.data, p[1].a.data };
+    void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data,
+        p[1].y.data, p[1].a.data };
     for (size_t i = 0; i < sizeof used / sizeof used[0]; ++i) { CHECK(cudaFree(used[i]) == cudaSuccess); }
     free(y[0]);
     free(y[1]);
@@ -603,7 +634,8 @@ TEST(few_blocks_that_round) { // few enough for compute-sanitizer
 }
 
 TEST(columns_rounded_where_they_are_made) {
-    static const struct shape shapes[] = { { 512, 65, 500, 0 }, { 2304, 300, 31, 4 }, { 4096, 4096, 512, 0 }, { 14336, 4096, 512, 0 }, { 1024, 511, 130, 1 } };
+    static const struct shape shapes[] = { { 512, 65, 500, 0 }, { 2304, 300, 31, 4 }, { 4096, 4096, 512, 0 },
+        { 14336, 4096, 512, 0 }, { 1024, 511, 130, 1 } };
     static const enum gcuda_type some[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_Q8_0 };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
@@ -622,7 +654,8 @@ TEST(columns_rounded_where_they_are_made) {
 struct experts {
     int64_t k, m, n_experts, used, n_b, tokens; // n_b: columns of a token, 1 or used
     int pad;                                    // elements between columns of the result
-    enum { ANY, SAME, BAD, FEW, RISING } ids;   // any experts, one, some that do not exist, two, more and more often the last ones
+    // any experts, one, some that do not exist, two, more and more often the last ones
+    enum { ANY, SAME, BAD, FEW, RISING } ids;
 };
 
 static int32_t id_of(struct experts s, int64_t slot, struct rng * r) {
@@ -636,16 +669,18 @@ static int32_t id_of(struct experts s, int64_t slot, struct rng * r) {
     }
 }
 
-// Slots at both ends, then any, against float64; zeros where there is no expert; what lies between columns is the caller's.
-static void compare_experts(const struct experts * s, enum gcuda_type type, const char * a, const float * b, const int32_t * ids, const float * y,
-    struct rng * r) {
+// Slots at both ends, then any, against float64; zeros where there is no expert; what lies between columns is the
+// caller's.
+static void compare_experts(const struct experts * s, enum gcuda_type type, const char * a, const float * b,
+    const int32_t * ids, const float * y, struct rng * r) {
     const size_t row = gcuda_row_size(type, s->k), ld = (size_t) (s->m + s->pad);
     const int64_t n_slots = s->used * s->tokens;
     float * w = (float *) malloc((size_t) s->k * sizeof(float));
     double errors = 0.0, results = 0.0, most = 0.0;
     int64_t n_other = 0, n = 0;
     for (int i = 0; i < 1000; ++i) {
-        const int64_t slot = i < 4 ? i / 2 * (n_slots - 1) : rng_below(r, n_slots), m = i < 4 ? i % 2 * (s->m - 1) : rng_below(r, s->m);
+        const int64_t slot = i < 4 ? i / 2 * (n_slots - 1) : rng_below(r, n_slots),
+                      m = i < 4 ? i % 2 * (s->m - 1) : rng_below(r, s->m);
         if (ids[slot] < 0 || ids[slot] >= s->n_experts) { continue; }
         const float * x = b + (size_t) (slot / s->used * s->n_b + slot % s->used % s->n_b) * (size_t) s->k;
         double sum = 0.0;
@@ -688,35 +723,38 @@ struct id_way {
 static const struct id_way on_groups = { "warp groups", GCUDA_MUL_MAT_WGMMA, 1e-4, true };
 static const struct id_way by_bytes = { "bytes", GCUDA_MUL_MAT_INT8, 1e-4, false };
 
-// A launcher twice with the same scratch, and tiles: every element of one against the other's, and both times the same bits.
-// scale: of the columns, or OUTLIERS.
+// A launcher twice with the same scratch, and tiles: every element of one against the other's, and both times the same
+// bits. scale: of the columns, or OUTLIERS.
 static void experts_of_size(const struct id_way * way, enum gcuda_type type, struct experts s, double scale) {
     struct gcuda_mul_mat_id_args p;
     struct rng r = rng_for(gcuda_type_name(type));
     memset(&p, 0, sizeof p);
     if (gcuda_blck_size(type) == 256) { s.k = (s.k + 2047) / 2048 * 2048; } // rows at multiples of 16 bytes
     snprintf(test_all.case_name, sizeof test_all.case_name,
-        "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d, scale %g", way->name,
-        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
-        (long long) s.n_b, s.pad, (int) s.ids, scale);
+        "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d, scale %g",
+        way->name, gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts,
+        (long long) s.tokens, (long long) s.n_b, s.pad, (int) s.ids, scale);
     const int64_t n_slots = s.used * s.tokens;
     p.as = matrix(type, s.k, s.m * s.n_experts, gcuda_row_size(type, s.k));
     p.b = matrix(GCUDA_TYPE_F32, s.k, s.n_b * s.tokens, (size_t) s.k * sizeof(float));
     p.y = matrix(GCUDA_TYPE_F32, s.m, n_slots, (size_t) (s.m + s.pad) * sizeof(float));
     p.ids = matrix(GCUDA_TYPE_I32, s.used, s.tokens, (size_t) s.used * sizeof(int32_t));
-    char * a = weights_of(type, &p.as, &r), * b = columns_of(&p.b, scale, &r);
-    int32_t * ids = (int32_t *) malloc((size_t) n_slots * sizeof(int32_t)), bad[2] = { 0, 0 };
+    char *a = weights_of(type, &p.as, &r), *b = columns_of(&p.b, scale, &r);
+    int32_t *ids = (int32_t *) malloc((size_t) n_slots * sizeof(int32_t)), bad[2] = { 0, 0 };
     for (int64_t i = 0; i < n_slots; ++i) { ids[i] = id_of(s, i, &r); }
     const size_t y_bytes = p.y.nb[2];
-    float * y = (float *) malloc(y_bytes), * of_tiles = (float *) malloc(y_bytes), * first = (float *) malloc(y_bytes);
+    float *y = (float *) malloc(y_bytes), *of_tiles = (float *) malloc(y_bytes), *first = (float *) malloc(y_bytes);
     p.as.data = on_device(a, p.as.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
     p.ids.data = on_device(ids, (size_t) n_slots * sizeof(int32_t));
     p.bad_index = (int32_t *) on_device(bad, sizeof bad);
     p.max_shared = most_shared();
-    p.as.ne[1] = s.m, p.as.ne[2] = s.n_experts, p.as.nb[2] = p.as.nb[1] * (size_t) s.m, p.as.nb[3] = p.as.nb[2] * (size_t) s.n_experts;
-    p.b.ne[1] = s.n_b, p.b.ne[2] = s.tokens, p.b.nb[2] = p.b.nb[1] * (size_t) s.n_b, p.b.nb[3] = p.b.nb[2] * (size_t) s.tokens;
-    p.y.ne[1] = s.used, p.y.ne[2] = s.tokens, p.y.nb[2] = p.y.nb[1] * (size_t) s.used, p.y.nb[3] = p.y.nb[2] * (size_t) s.tokens;
+    p.as.ne[1] = s.m, p.as.ne[2] = s.n_experts, p.as.nb[2] = p.as.nb[1] * (size_t) s.m,
+    p.as.nb[3] = p.as.nb[2] * (size_t) s.n_experts;
+    p.b.ne[1] = s.n_b, p.b.ne[2] = s.tokens, p.b.nb[2] = p.b.nb[1] * (size_t) s.n_b,
+    p.b.nb[3] = p.b.nb[2] * (size_t) s.tokens;
+    p.y.ne[1] = s.used, p.y.ne[2] = s.tokens, p.y.nb[2] = p.y.nb[1] * (size_t) s.used,
+    p.y.nb[3] = p.y.nb[2] * (size_t) s.tokens;
     void * on[2] = { on_device(NULL, y_bytes), on_device(NULL, y_bytes) };
     const size_t n_way = experts_scratch(way->path, &p), n_tiles = experts_scratch(GCUDA_MUL_MAT_PLAIN, &p);
     p.scratch = on_device(NULL, n_way > n_tiles ? n_way : n_tiles);
@@ -744,10 +782,12 @@ static void experts_of_size(const struct id_way * way, enum gcuda_type type, str
     }
     CHECK_MSG(errors <= way->bound * results, "NMSE %g between tiles and %s", errors / results, way->name);
     p.max_shared = 0;
-    CHECK(launch_experts(way->path, &p, NULL, NULL) == (way->needs_all_shared ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    CHECK(launch_experts(way->path, &p, NULL, NULL) ==
+          (way->needs_all_shared ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.ids.data) == cudaSuccess &&
-          cudaFree(p.bad_index) == cudaSuccess && cudaFree(p.scratch) == cudaSuccess && cudaFree(on[0]) == cudaSuccess && cudaFree(on[1]) == cudaSuccess);
+    CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess &&
+          cudaFree(p.ids.data) == cudaSuccess && cudaFree(p.bad_index) == cudaSuccess &&
+          cudaFree(p.scratch) == cudaSuccess && cudaFree(on[0]) == cudaSuccess && cudaFree(on[1]) == cudaSuccess);
     free(a);
     free(b);
     free(ids);
@@ -757,7 +797,9 @@ static void experts_of_size(const struct id_way * way, enum gcuda_type type, str
     test_all.case_name[0] = '\0';
 }
 
-static void experts_by_both(const struct id_way * way, enum gcuda_type type, struct experts s) { experts_of_size(way, type, s, 1.0); }
+static void experts_by_both(const struct id_way * way, enum gcuda_type type, struct experts s) {
+    experts_of_size(way, type, s, 1.0);
+}
 
 static void experts_of_all_sizes(const struct id_way * way, enum gcuda_type type, struct experts s) {
     experts_of_size(way, type, s, 1e5);
@@ -765,7 +807,8 @@ static void experts_of_all_sizes(const struct id_way * way, enum gcuda_type type
     experts_of_size(way, type, s, OUTLIERS);
 }
 
-TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, begin at any even byte; more tiles than one of an expert
+// rows that end anywhere and, of small blocks, begin at any even byte; more tiles than one of an expert
+TEST(experts_of_every_type) {
     static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
         { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 200, 0, FEW }, { 64, 128, 4, 2, 2, 100, 3, SAME } };
     if (!gcuda_has_warp_groups()) {
@@ -773,7 +816,9 @@ TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, be
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) { experts_by_both(&on_groups, types[t], shapes[i]); }
+        for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) {
+            experts_by_both(&on_groups, types[t], shapes[i]);
+        }
     }
 }
 
@@ -784,13 +829,16 @@ TEST(sizes_of_activations_of_experts) {
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (int i = 0; i < 2 && gcuda_is_quantized(types[t]); ++i) { experts_of_all_sizes(&on_groups, types[t], shapes[i]); }
+        for (int i = 0; i < 2 && gcuda_is_quantized(types[t]); ++i) {
+            experts_of_all_sizes(&on_groups, types[t], shapes[i]);
+        }
     }
 }
 
 TEST(experts_of_models) { // several items for each block
-    static const struct experts shapes[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 1792, 32, 4, 1, 512, 0, RISING },
-        { 2048, 768, 128, 8, 1, 100, 0, ANY }, { 2880, 2880, 32, 4, 1, 512, 0, BAD } };
+    static const struct experts shapes[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY },
+        { 2048, 1792, 32, 4, 1, 512, 0, RISING }, { 2048, 768, 128, 8, 1, 100, 0, ANY },
+        { 2880, 2880, 32, 4, 1, 512, 0, BAD } };
     static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4 };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
@@ -817,8 +865,8 @@ TEST(experts_by_bytes) {
     static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
         { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 20, 0, FEW }, { 64, 128, 4, 2, 2, 10, 3, SAME },
         { 9216, 520, 4, 2, 1, 9, 0, ANY } };
-    static const struct experts large[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 768, 128, 8, 1, 64, 0, RISING },
-        { 2880, 2880, 32, 4, 1, 32, 0, BAD } };
+    static const struct experts large[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY },
+        { 2048, 768, 128, 8, 1, 64, 0, RISING }, { 2880, 2880, 32, 4, 1, 32, 0, BAD } };
     if (!has_byte_products()) {
         test_skip("no tensor cores for bytes");
         return;
@@ -859,7 +907,8 @@ TEST(few_blocks_of_vectors) { // on tensor cores, by bytes as well; rows of one 
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (int i = 0; i < 3 && gcuda_is_quantized(types[t]) && columns[i] <= vec_layout_of(types[t]).max_columns; ++i) {
+        for (int i = 0; i < 3 && gcuda_is_quantized(types[t]) && columns[i] <= vec_layout_of(types[t]).max_columns;
+             ++i) {
             const struct shape s = { whole_rows(types[t], 768), 130, columns[i], 1 };
             product_by(&by_vectors, types[t], GCUDA_TYPE_F32, s, 1.0);
         }

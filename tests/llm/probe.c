@@ -1,10 +1,12 @@
-// Does with a model what tests/llm/check.py says, through the public functions of examples/llm.h alone, and answers in bytes.
+// Does with a model what tests/llm/check.py says, through the public functions of examples/llm.h alone, and answers in
+// bytes.
 //
-// A command is a line of words on the standard input, some with bytes after the line. The answer on the standard output is the
-// status, the number of bytes (both int32) and the bytes: the result, or the message of what failed. Numbers are in the machine's
-// byte order, logits float32.
+// A command is a line of words on the standard input, some with bytes after the line. The answer on the standard output
+// is the status, the number of bytes (both int32) and the bytes: the result, or the message of what failed. Numbers are
+// in the machine's byte order, logits float32.
 //
-//     load BACKEND PATH                  "-": the backend that the library chooses; a number: so many GPUs. Frees what was loaded before
+//     load BACKEND PATH                  "-": the backend that the library chooses; a number: so many GPUs. Frees what
+//                                        was loaded before
 //     session CTX SEQS CHUNK OUTPUTS THREADS KV EXACT    KV: a gcuda_type, -1: the default
 //     info                               name=value lines
 //     tokenize FLAGS BYTES               and so many bytes of text; answers ids
@@ -15,7 +17,8 @@
 //     embed N                            and N ids; answers the vector
 //     keep SEQ N / truncate SEQ N / copy SEQ SEQ / shift SEQ KEEP DROP / length SEQ     keep: and N tokens
 //     save / restore BYTES               restore: and so many bytes
-//     chat OPEN TOKENS N                 and for each message role, blank, length of the content, newline, content; text or ids
+//     chat OPEN TOKENS N                 and for each message role, blank, length of the content, newline, content;
+//                                        text or ids
 #include "gcuda.h"
 #define LLM_IMPLEMENTATION
 #include "../../examples/llm.h"
@@ -79,8 +82,8 @@ static gcuda_status do_session(struct probe * p) {
     struct llm_session_params params;
     int kv = -1, exact = 0;
     memset(&params, 0, sizeof params);
-    if (sscanf(p->line, "session %d %d %d %d %d %d %d", &params.n_ctx, &params.n_seqs, &params.n_chunk, &params.n_outputs,
-            &params.n_threads, &kv, &exact) != 7) {
+    if (sscanf(p->line, "session %d %d %d %d %d %d %d", &params.n_ctx, &params.n_seqs, &params.n_chunk,
+            &params.n_outputs, &params.n_threads, &kv, &exact) != 7) {
         return GCUDA_STATUS_INVALID_ARGUMENT;
     }
     params.kv_is_set = kv >= 0;
@@ -93,9 +96,10 @@ static gcuda_status do_session(struct probe * p) {
 static gcuda_status do_info(struct probe * p) {
     const struct llm_info i = llm_model_info(p->model);
     char * text = (char *) room(p, 2000);
-    p->n_answer = (size_t)snprintf(text, 2000, "arch=%s\nname=%s\nbackend=%s\ntemplate=%s\nn_vocab=%d\nn_embd=%d\nn_layers=%d\nbos=%d\n",
-        i.arch, i.name, i.backend, i.template_name ? i.template_name : "", (int)i.n_vocab, (int)i.n_embd, (int)i.n_layers,
-        (int)llm_token_bos(p->model));
+    p->n_answer = (size_t) snprintf(text, 2000,
+        "arch=%s\nname=%s\nbackend=%s\ntemplate=%s\nn_vocab=%d\nn_embd=%d\nn_layers=%d\nbos=%d\n", i.arch, i.name,
+        i.backend, i.template_name ? i.template_name : "", (int) i.n_vocab, (int) i.n_embd, (int) i.n_layers,
+        (int) llm_token_bos(p->model));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -107,7 +111,7 @@ static gcuda_status do_tokenize(struct probe * p) {
     gcuda_status st = llm_tokenize(p->model, p->input, n_bytes, flags, NULL, 0, &n);
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
     room(p, n * sizeof(int32_t));
-    return llm_tokenize(p->model, p->input, n_bytes, flags, (int32_t *)p->answer, n, &n);
+    return llm_tokenize(p->model, p->input, n_bytes, flags, (int32_t *) p->answer, n, &n);
 }
 
 static gcuda_status do_detokenize(struct probe * p) {
@@ -115,10 +119,10 @@ static gcuda_status do_detokenize(struct probe * p) {
     size_t n = 0, n_bytes = 0;
     if (sscanf(p->line, "detokenize %d %zu", &special, &n) != 2) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     take(p, n * sizeof(int32_t));
-    gcuda_status st = llm_detokenize(p->model, (const int32_t *)p->input, n, special != 0, NULL, 0, &n_bytes);
+    gcuda_status st = llm_detokenize(p->model, (const int32_t *) p->input, n, special != 0, NULL, 0, &n_bytes);
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
     room(p, n_bytes);
-    return llm_detokenize(p->model, (const int32_t *)p->input, n, special != 0, p->answer, n_bytes, &n_bytes);
+    return llm_detokenize(p->model, (const int32_t *) p->input, n, special != 0, p->answer, n_bytes, &n_bytes);
 }
 
 static gcuda_status do_ends(struct probe * p) {
@@ -126,7 +130,7 @@ static gcuda_status do_ends(struct probe * p) {
     if (sscanf(p->line, "ends %zu", &n) != 1) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     take(p, n * sizeof(int32_t));
     room(p, n);
-    for (i = 0; i < n; i++) { p->answer[i] = (char)llm_token_is_end(p->model, ((const int32_t *)p->input)[i]); }
+    for (i = 0; i < n; i++) { p->answer[i] = (char) llm_token_is_end(p->model, ((const int32_t *) p->input)[i]); }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -136,20 +140,20 @@ static gcuda_status do_eval(struct probe * p) {
     memset(&batch, 0, sizeof batch);
     if (sscanf(p->line, "eval %zu", &n) != 1) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     take(p, n * (2 * sizeof(int32_t) + 1));
-    bool * wanted = (bool *)malloc(n + 1);
+    bool * wanted = (bool *) malloc(n + 1);
     for (i = 0; wanted && i < n; i++) { wanted[i] = p->input[2 * n * sizeof(int32_t) + i] != 0; }
-    batch.tokens = (const int32_t *)p->input;
+    batch.tokens = (const int32_t *) p->input;
     batch.seqs = batch.tokens + n;
     batch.outputs = wanted;
     batch.n_tokens = n;
     const gcuda_status st = llm_eval(p->session, &batch);
     free(wanted);
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
-    const size_t row = (size_t)llm_model_info(p->model).n_vocab * sizeof(float);
+    const size_t row = (size_t) llm_model_info(p->model).n_vocab * sizeof(float);
     const int32_t n_rows = llm_n_outputs(p->session);
-    room(p, row * (size_t)n_rows);
-    for (i = 0; i < (size_t)n_rows; i++) {
-        const float * logits = llm_logits(p->session, (int32_t)i);
+    room(p, row * (size_t) n_rows);
+    for (i = 0; i < (size_t) n_rows; i++) {
+        const float * logits = llm_logits(p->session, (int32_t) i);
         if (logits == NULL) { return GCUDA_STATUS_FAILED; }
         memcpy(p->answer + i * row, logits, row);
     }
@@ -161,7 +165,7 @@ static gcuda_status do_greedy(struct probe * p) {
     int seq = 0, n = 0, i;
     if (sscanf(p->line, "greedy %d %d", &seq, &n) != 2) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     gcuda_status st = llm_sampler_init(&sampler, NULL);
-    int32_t * ids = (int32_t *)room(p, (size_t)n * sizeof(int32_t));
+    int32_t * ids = (int32_t *) room(p, (size_t) n * sizeof(int32_t));
     for (i = 0; i < n && st == GCUDA_STATUS_SUCCESS; i++) {
         st = llm_sample(p->session, seq, &sampler, &ids[i]);
         if (st == GCUDA_STATUS_SUCCESS && i + 1 < n) { st = llm_eval_tokens(p->session, seq, &ids[i], 1); }
@@ -173,8 +177,8 @@ static gcuda_status do_embed(struct probe * p) {
     size_t n = 0;
     if (sscanf(p->line, "embed %zu", &n) != 1) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     take(p, n * sizeof(int32_t));
-    room(p, (size_t)llm_model_info(p->model).n_embd * sizeof(float));
-    return llm_embed(p->session, (const int32_t *)p->input, n, (float *)p->answer);
+    room(p, (size_t) llm_model_info(p->model).n_embd * sizeof(float));
+    return llm_embed(p->session, (const int32_t *) p->input, n, (float *) p->answer);
 }
 
 static gcuda_status do_keep(struct probe * p) {
@@ -182,8 +186,8 @@ static gcuda_status do_keep(struct probe * p) {
     size_t n = 0, kept = 0;
     if (sscanf(p->line, "keep %d %zu", &seq, &n) != 2) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     take(p, n * sizeof(int32_t));
-    const gcuda_status st = llm_seq_keep_prefix(p->session, seq, (const int32_t *)p->input, n, &kept);
-    const int32_t answer = (int32_t)kept;
+    const gcuda_status st = llm_seq_keep_prefix(p->session, seq, (const int32_t *) p->input, n, &kept);
+    const int32_t answer = (int32_t) kept;
     memcpy(room(p, sizeof answer), &answer, sizeof answer);
     return st;
 }
@@ -223,7 +227,9 @@ static gcuda_status do_chat(struct probe * p) {
     size_t size = 0;
     char * contents[MAX_MESSAGES] = { NULL };
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if (sscanf(p->line, "chat %d %d %d", &is_open, &as_tokens, &n) != 3 || n > MAX_MESSAGES) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    if (sscanf(p->line, "chat %d %d %d", &is_open, &as_tokens, &n) != 3 || n > MAX_MESSAGES) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
     for (i = 0; i < n; i++) {
         size_t n_bytes = 0;
         char line[64];
@@ -235,16 +241,16 @@ static gcuda_status do_chat(struct probe * p) {
         messages[i].content = contents[i];
     }
     if (as_tokens) {
-        st = llm_chat_tokenize(p->model, messages, (size_t)n, is_open != 0, NULL, 0, &size);
+        st = llm_chat_tokenize(p->model, messages, (size_t) n, is_open != 0, NULL, 0, &size);
         if (st == GCUDA_STATUS_SUCCESS) {
             room(p, size * sizeof(int32_t));
-            st = llm_chat_tokenize(p->model, messages, (size_t)n, is_open != 0, (int32_t *)p->answer, size, &size);
+            st = llm_chat_tokenize(p->model, messages, (size_t) n, is_open != 0, (int32_t *) p->answer, size, &size);
         }
     } else {
-        st = llm_chat_text(p->model, messages, (size_t)n, is_open != 0, NULL, 0, &size);
+        st = llm_chat_text(p->model, messages, (size_t) n, is_open != 0, NULL, 0, &size);
         if (st == GCUDA_STATUS_SUCCESS) {
             room(p, size);
-            st = llm_chat_text(p->model, messages, (size_t)n, is_open != 0, p->answer, size, &size);
+            st = llm_chat_text(p->model, messages, (size_t) n, is_open != 0, p->answer, size, &size);
         }
     }
     for (i = 0; i < n; i++) { free(contents[i]); }
@@ -255,17 +261,32 @@ static const struct {
     const char * name;
     gcuda_status (*run)(struct probe * p);
 } commands[] = {
-    { "load", do_load }, { "session", do_session }, { "info", do_info }, { "tokenize", do_tokenize }, { "detokenize", do_detokenize },
-    { "ends", do_ends }, { "eval", do_eval }, { "greedy", do_greedy }, { "embed", do_embed }, { "keep", do_keep },
-    { "truncate", do_sequence }, { "copy", do_sequence }, { "shift", do_sequence }, { "length", do_sequence }, { "save", do_save },
-    { "restore", do_restore }, { "chat", do_chat },
+    { "load", do_load },
+    { "session", do_session },
+    { "info", do_info },
+    { "tokenize", do_tokenize },
+    { "detokenize", do_detokenize },
+    { "ends", do_ends },
+    { "eval", do_eval },
+    { "greedy", do_greedy },
+    { "embed", do_embed },
+    { "keep", do_keep },
+    { "truncate", do_sequence },
+    { "copy", do_sequence },
+    { "shift", do_sequence },
+    { "length", do_sequence },
+    { "save", do_save },
+    { "restore", do_restore },
+    { "chat", do_chat },
 };
 
 static gcuda_status run(struct probe * p) {
     size_t i;
     for (i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         const size_t n = strlen(commands[i].name);
-        if (strncmp(p->line, commands[i].name, n) == 0 && strchr(" \n", p->line[n]) != NULL) { return commands[i].run(p); }
+        if (strncmp(p->line, commands[i].name, n) == 0 && strchr(" \n", p->line[n]) != NULL) {
+            return commands[i].run(p);
+        }
     }
     fprintf(stderr, "probe: unknown command %s", p->line);
     exit(2);
@@ -274,7 +295,7 @@ static gcuda_status run(struct probe * p) {
 static void reply(struct probe * p, gcuda_status st) {
     const char * bytes = st == GCUDA_STATUS_SUCCESS ? p->answer : gcuda_last_error();
     const size_t n_bytes = st == GCUDA_STATUS_SUCCESS ? p->n_answer : strlen(bytes);
-    const int32_t head[2] = { (int32_t)st, (int32_t)n_bytes };
+    const int32_t head[2] = { (int32_t) st, (int32_t) n_bytes };
     fwrite(head, 1, sizeof head, stdout);
     if (n_bytes > 0) { fwrite(bytes, 1, n_bytes, stdout); }
     fflush(stdout);

@@ -1,10 +1,11 @@
-// Writes a GGUF file with random weights in the shapes and types of a real model, to measure speed with: what it says is noise.
+// Writes a GGUF file with random weights in the shapes and types of a real model, to measure speed with: what it says
+// is noise.
 //
 //     llm-synthetic PRESET FILE [--layers N] [--vocab N] [--seed N]        presets: see --help
 //
-// Blocks are random bits with scales that keep activations near 1, so that nothing overflows and no weight is zero throughout.
-// Tensors are written one after the other through a buffer of some megabytes. Vocabularies have the real number of tokens, of
-// made-up letters, and as many merges.
+// Blocks are random bits with scales that keep activations near 1, so that nothing overflows and no weight is zero
+// throughout. Tensors are written one after the other through a buffer of some megabytes. Vocabularies have the real
+// number of tokens, of made-up letters, and as many merges.
 #include "gcuda.h"
 
 #include <stdio.h>
@@ -20,17 +21,26 @@
 enum mix { ALL_Q4_0, ALL_Q4_K_M, ALL_F16 }; // types of the matrices, as files of those names have them
 
 static const struct preset {
-    const char * name, * arch, * pre;
+    const char *name, *arch, *pre;
     enum mix mix;
     int64_t layers, embd, ff, heads, heads_kv, vocab, ctx, experts, used, ff_expert;
     float eps, base;
 } presets[] = {
     { "8b-q4_0", "llama", "llama-bpe", ALL_Q4_0, 32, 4096, 14336, 32, 8, 128256, 131072, 0, 0, 0, 1e-5f, 500000.0f },
-    { "8b-q4_k_m", "llama", "llama-bpe", ALL_Q4_K_M, 32, 4096, 14336, 32, 8, 128256, 131072, 0, 0, 0, 1e-5f, 500000.0f },
+    { "8b-q4_k_m", "llama", "llama-bpe", ALL_Q4_K_M, 32, 4096, 14336, 32, 8, 128256, 131072, 0, 0, 0, 1e-5f,
+        500000.0f },
     { "8b-f16", "llama", "llama-bpe", ALL_F16, 32, 4096, 14336, 32, 8, 128256, 131072, 0, 0, 0, 1e-5f, 500000.0f },
-    { "30b-a3b-q4_0", "qwen3moe", "qwen2", ALL_Q4_0, 48, 2048, 6144, 32, 4, 151936, 40960, 128, 8, 768, 1e-6f, 1000000.0f },
+    { "30b-a3b-q4_0", "qwen3moe", "qwen2", ALL_Q4_0, 48, 2048, 6144, 32, 4, 151936, 40960, 128, 8, 768, 1e-6f,
+        1000000.0f },
 };
-enum { N_PRESETS = sizeof presets / sizeof *presets, HEAD = 128, N_BYTES = 256, N_PAIRS = 26 * 26, N_CONTROL = 2, BUFFER = 4 << 20 };
+enum {
+    N_PRESETS = sizeof presets / sizeof *presets,
+    HEAD = 128,
+    N_BYTES = 256,
+    N_PAIRS = 26 * 26,
+    N_CONTROL = 2,
+    BUFFER = 4 << 20
+};
 
 // ---- random blocks ----
 
@@ -133,14 +143,17 @@ static gcuda_status add_vocabulary(struct gcuda_gguf_context * g, const struct p
     char * texts = (char *) calloc(n, SIZE);
     const char ** list = (const char **) calloc(n, sizeof *list);
     int32_t * types = (int32_t *) calloc(n, sizeof *types);
-    gcuda_status st = texts && list && types ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory");
+    gcuda_status st = texts && list && types ? GCUDA_STATUS_SUCCESS
+                                             : gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory");
     for (size_t i = 0; st == GCUDA_STATUS_SUCCESS && i < n; ++i) {
         list[i] = texts + i * SIZE;
         token_text((int64_t) i, p->vocab, texts + i * SIZE);
         types[i] = i < n - N_CONTROL ? 1 : 3; // normal, control
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_str(g, "tokenizer.ggml.tokens", list, n); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.token_type", GCUDA_GGUF_TYPE_INT32, types, n); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_gguf_set_arr_data(g, "tokenizer.ggml.token_type", GCUDA_GGUF_TYPE_INT32, types, n);
+    }
     for (size_t i = 0; st == GCUDA_STATUS_SUCCESS && i < n_merges; ++i) { merge_text((int64_t) i, texts + i * SIZE); }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_gguf_set_arr_str(g, "tokenizer.ggml.merges", list, n_merges); }
     free(texts);
@@ -189,19 +202,30 @@ static gcuda_status add_keys(struct gcuda_gguf_context * g, const struct preset 
 
 static const struct row {
     const char * name; // %d: the layer
-    char ne[4];        // sizes: e embd, f ff, x ff_expert, q heads, k heads_kv (both times HEAD), h HEAD, r HEAD / 2, n experts, v vocab
-    char kind;         // n: F32. For the others the type depends on the mix; d, v, o: those that Q4_K_M gives more bits
-    char in;           // l: the llama presets alone, m: those with experts alone, a: all
+    // sizes: e embd, f ff, x ff_expert, q heads, k heads_kv (both times HEAD), h HEAD, r HEAD / 2, n experts, v vocab
+    char ne[4];
+    char kind; // n: F32. For the others the type depends on the mix; d, v, o: those that Q4_K_M gives more bits
+    char in;   // l: the llama presets alone, m: those with experts alone, a: all
 } rows[] = {
-    { "token_embd.weight", "ev", 'w', 'a' }, { "rope_freqs.weight", "r", 'n', 'l' },
+    { "token_embd.weight", "ev", 'w', 'a' },
+    { "rope_freqs.weight", "r", 'n', 'l' },
     { "blk.%d.attn_norm.weight", "e", 'n', 'a' },
-    { "blk.%d.attn_q.weight", "eq", 'w', 'a' }, { "blk.%d.attn_k.weight", "ek", 'w', 'a' }, { "blk.%d.attn_v.weight", "ek", 'v', 'a' },
-    { "blk.%d.attn_q_norm.weight", "h", 'n', 'm' }, { "blk.%d.attn_k_norm.weight", "h", 'n', 'm' },
-    { "blk.%d.attn_output.weight", "qe", 'w', 'a' }, { "blk.%d.ffn_norm.weight", "e", 'n', 'a' },
-    { "blk.%d.ffn_gate.weight", "ef", 'w', 'l' }, { "blk.%d.ffn_up.weight", "ef", 'w', 'l' }, { "blk.%d.ffn_down.weight", "fe", 'd', 'l' },
-    { "blk.%d.ffn_gate_inp.weight", "en", 'n', 'm' }, { "blk.%d.ffn_gate_exps.weight", "exn", 'w', 'm' },
-    { "blk.%d.ffn_up_exps.weight", "exn", 'w', 'm' }, { "blk.%d.ffn_down_exps.weight", "xen", 'd', 'm' },
-    { "output_norm.weight", "e", 'n', 'a' }, { "output.weight", "ev", 'o', 'a' },
+    { "blk.%d.attn_q.weight", "eq", 'w', 'a' },
+    { "blk.%d.attn_k.weight", "ek", 'w', 'a' },
+    { "blk.%d.attn_v.weight", "ek", 'v', 'a' },
+    { "blk.%d.attn_q_norm.weight", "h", 'n', 'm' },
+    { "blk.%d.attn_k_norm.weight", "h", 'n', 'm' },
+    { "blk.%d.attn_output.weight", "qe", 'w', 'a' },
+    { "blk.%d.ffn_norm.weight", "e", 'n', 'a' },
+    { "blk.%d.ffn_gate.weight", "ef", 'w', 'l' },
+    { "blk.%d.ffn_up.weight", "ef", 'w', 'l' },
+    { "blk.%d.ffn_down.weight", "fe", 'd', 'l' },
+    { "blk.%d.ffn_gate_inp.weight", "en", 'n', 'm' },
+    { "blk.%d.ffn_gate_exps.weight", "exn", 'w', 'm' },
+    { "blk.%d.ffn_up_exps.weight", "exn", 'w', 'm' },
+    { "blk.%d.ffn_down_exps.weight", "xen", 'd', 'm' },
+    { "output_norm.weight", "e", 'n', 'a' },
+    { "output.weight", "ev", 'o', 'a' },
 };
 
 static int64_t size_of(const struct preset * p, char c) {
@@ -219,23 +243,27 @@ static int64_t size_of(const struct preset * p, char c) {
     }
 }
 
-// As such files have them: Q4_K_M gives values and the matrices that end a block 6 bits in the first and last eighth of the layers and in
-// every third between; the output matrix has 6 bits in both.
+// As such files have them: Q4_K_M gives values and the matrices that end a block 6 bits in the first and last eighth of
+// the layers and in every third between; the output matrix has 6 bits in both.
 static enum gcuda_type type_of(const struct preset * p, char kind, int64_t layer) {
     const int64_t eighth = p->layers / 8;
     const bool has_more_bits = layer < eighth || layer >= 7 * p->layers / 8 || (layer - eighth) % 3 == 2;
     if (kind == 'n') { return GCUDA_TYPE_F32; }
     if (p->mix == ALL_F16) { return GCUDA_TYPE_F16; }
-    if (kind == 'o' || (p->mix == ALL_Q4_K_M && (kind == 'v' || kind == 'd') && has_more_bits)) { return GCUDA_TYPE_Q6_K; }
+    if (kind == 'o' || (p->mix == ALL_Q4_K_M && (kind == 'v' || kind == 'd') && has_more_bits)) {
+        return GCUDA_TYPE_Q6_K;
+    }
     return p->mix == ALL_Q4_0 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q4_K;
 }
 
-static gcuda_status add_tensor(struct gcuda_gguf_context * g, struct gcuda_context * ctx, const struct preset * p, const struct row * r, int64_t layer) {
+static gcuda_status add_tensor(struct gcuda_gguf_context * g, struct gcuda_context * ctx, const struct preset * p,
+    const struct row * r, int64_t layer) {
     int64_t ne[3] = { 1, 1, 1 };
     char name[64];
     if (r->in != 'a' && r->in != (p->experts > 0 ? 'm' : 'l')) { return GCUDA_STATUS_SUCCESS; }
     for (size_t i = 0; i < 3 && r->ne[i] != '\0'; ++i) { ne[i] = size_of(p, r->ne[i]); }
-    snprintf(name, sizeof name, strchr(r->name, '%') ? "blk.%d.%s" : "%.0d%s", (int) layer, strchr(r->name, '%') ? r->name + 7 : r->name);
+    snprintf(name, sizeof name, strchr(r->name, '%') ? "blk.%d.%s" : "%.0d%s", (int) layer,
+        strchr(r->name, '%') ? r->name + 7 : r->name);
     struct gcuda_tensor * t = gcuda_new_tensor(ctx, type_of(p, r->kind, layer), (int) strlen(r->ne), ne);
     return t ? gcuda_gguf_add_tensor(g, gcuda_set_name(t, name)) : gcuda_context_status(ctx);
 }
@@ -256,7 +284,9 @@ static gcuda_status add_tensors(struct gcuda_gguf_context * g, struct gcuda_cont
 // ---- writing ----
 
 static gcuda_status write_bytes(FILE * file, const void * data, size_t n) {
-    return fwrite(data, 1, n, file) == n ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be written (is the disk full?)");
+    return fwrite(data, 1, n, file) == n
+               ? GCUDA_STATUS_SUCCESS
+               : gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be written (is the disk full?)");
 }
 
 static gcuda_status write_tensor(const struct gcuda_gguf_context * g, int64_t id, char * buffer, FILE * file) {
@@ -266,7 +296,9 @@ static gcuda_status write_tensor(const struct gcuda_gguf_context * g, int64_t id
     for (size_t at = 0; at < size; at += piece) {
         const size_t n = size - at < piece ? size - at : piece;
         fill(type, buffer, n);
-        if (type == GCUDA_TYPE_F32) { shape_floats(gcuda_gguf_get_tensor_name(g, id), (float *) (void *) buffer, n / sizeof(float)); }
+        if (type == GCUDA_TYPE_F32) {
+            shape_floats(gcuda_gguf_get_tensor_name(g, id), (float *) (void *) buffer, n / sizeof(float));
+        }
         TRY(write_bytes(file, buffer, n));
     }
     memset(buffer, 0, align);
@@ -275,8 +307,11 @@ static gcuda_status write_tensor(const struct gcuda_gguf_context * g, int64_t id
 
 static gcuda_status write_file(const struct gcuda_gguf_context * g, FILE * file) {
     char * buffer = (char *) malloc(BUFFER);
-    gcuda_status st = buffer ? gcuda_gguf_write_to_file_ptr(g, file, true) : gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory");
-    for (int64_t i = 0; st == GCUDA_STATUS_SUCCESS && i < gcuda_gguf_get_n_tensors(g); ++i) { st = write_tensor(g, i, buffer, file); }
+    gcuda_status st = buffer ? gcuda_gguf_write_to_file_ptr(g, file, true)
+                             : gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory");
+    for (int64_t i = 0; st == GCUDA_STATUS_SUCCESS && i < gcuda_gguf_get_n_tensors(g); ++i) {
+        st = write_tensor(g, i, buffer, file);
+    }
     free(buffer);
     return st;
 }
@@ -287,12 +322,16 @@ static gcuda_status make(const struct preset * p, const char * path) {
     struct gcuda_context * ctx = gcuda_init(params);
     FILE * file = fopen(path, "wb");
     gcuda_status st = g && ctx ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
-    if (st == GCUDA_STATUS_SUCCESS && file == NULL) { st = gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be opened for writing"); }
+    if (st == GCUDA_STATUS_SUCCESS && file == NULL) {
+        st = gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be opened for writing");
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = add_keys(g, p); }
     if (st == GCUDA_STATUS_SUCCESS) { st = add_vocabulary(g, p); }
     if (st == GCUDA_STATUS_SUCCESS) { st = add_tensors(g, ctx, p); }
     if (st == GCUDA_STATUS_SUCCESS) { st = write_file(g, file); }
-    if (file != NULL && fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) { st = gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be written"); }
+    if (file != NULL && fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_set_last_error(GCUDA_STATUS_IO, "the file cannot be written");
+    }
     if (st == GCUDA_STATUS_SUCCESS) { printf("%s: %.2f GB\n", path, (double) gcuda_gguf_get_write_size(g) * 1e-9); }
     gcuda_gguf_free(g);
     gcuda_free(ctx);
@@ -325,7 +364,10 @@ int main(int argc, char ** argv) {
         }
     }
     const int64_t most = N_BYTES + N_PAIRS + 26 * 26 * 26 * 26;
-    if (p.name == NULL || argc % 2 == 0 || p.layers < 1 || p.layers > 512 || p.vocab < N_BYTES + N_PAIRS + N_CONTROL || p.vocab > most) { return usage(); }
+    if (p.name == NULL || argc % 2 == 0 || p.layers < 1 || p.layers > 512 || p.vocab < N_BYTES + N_PAIRS + N_CONTROL ||
+        p.vocab > most) {
+        return usage();
+    }
     const gcuda_status st = make(&p, argv[2]);
     if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "llm-synthetic: %s: %s\n", argv[2], gcuda_last_error()); }
     return st == GCUDA_STATUS_SUCCESS ? 0 : 1;

@@ -2,14 +2,17 @@
 //
 // What ends a kernel with a message that names it, the block and the thread:
 //   deadlock         nobody can go on and no copy is in flight: what each thread waits for
-//   mbarrier         one that is not initialised, not fenced or overwritten; more arrivals than it has; a block that ends with bytes expected
-//   copies           alignment; two in flight to the same bytes; one into bytes that a wgmma in flight still reads; bytes of a store that change
-//                    before it has read them; blocks that end with copies in flight, or are copied to after their end
-//   wgmma            no fence; warps of a warpgroup that differ; descriptors that point outside or whose swizzle begins elsewhere; operands
-//                    whose copy has not landed, that were written without d_fence_async, or that change before the wait; accumulators that
-//                    are touched before it; threads that end without it
-// Not seen: which thread it was that left out d_fence_async, when any thread of the block has called it since; order of memory that
-// mbarriers give (all threads see one memory); which registers setmaxnreg leaves; registers of a that change after wgmma has been issued.
+//   mbarrier         one that is not initialised, not fenced or overwritten; more arrivals than it has; a block that
+//                    ends with bytes expected
+//   copies           alignment; two in flight to the same bytes; one into bytes that a wgmma in flight still reads;
+//                    bytes of a store that change before it has read them; blocks that end with copies in flight, or
+//                    are copied to after their end
+//   wgmma            no fence; warps of a warpgroup that differ; descriptors that point outside or whose swizzle begins
+//                    elsewhere; operands whose copy has not landed, that were written without d_fence_async, or that
+//                    change before the wait; accumulators that are touched before it; threads that end without it
+// Not seen: which thread it was that left out d_fence_async, when any thread of the block has called it since; order of
+// memory that mbarriers give (all threads see one memory); which registers setmaxnreg leaves; registers of a that
+// change after wgmma has been issued.
 
 static const uint32_t SIM_MAP_MAGIC = 0x70614d54;
 static const uint32_t IN_FLIGHT = 0x7fe5a5a5; // of accumulators: NaN
@@ -48,7 +51,7 @@ struct accumulators { // in flight
 struct pending_wgmma {
     sim_wgmma_op op;
     float * d;
-    uint64_t operands; // a sum over their bytes, of lane 0
+    uint64_t operands;                     // a sum over their bytes, of lane 0
     uint32_t a_from, a_end, b_from, b_end; // that they lie within, of lane 0
 };
 
@@ -151,17 +154,20 @@ static void fail_here(const char * format, ...) {
 static std::string what_it_waits_for(const lane & l) {
     block_of_cluster & block = *l.block;
     switch (l.waits) {
-        case WAITS_BARRIER: return text_of("__syncthreads (%d of %d threads are there)", block.n_at_barrier, b.n_threads);
+        case WAITS_BARRIER:
+            return text_of("__syncthreads (%d of %d threads are there)", block.n_at_barrier, b.n_threads);
         case WAITS_WARP: return "lanes of its warp";
-        case WAITS_CLUSTER: return text_of("the blocks of the cluster (%d of %d threads are there)", b.n_at_cluster_barrier, b.n);
+        case WAITS_CLUSTER:
+            return text_of("the blocks of the cluster (%d of %d threads are there)", b.n_at_cluster_barrier, b.n);
         case WAITS_NAMED: {
             const named_barrier & n = block.named[l.waits_at];
             return text_of("named barrier %u (%d of %d threads have come)", l.waits_at, n.n_here, n.n_wanted);
         }
         case WAITS_MBARRIER: {
             const mbarrier & m = block.mbarriers[l.waits_at];
-            return text_of("mbarrier at %u, parity %u (%llu phases over, %d of %d arrivals and %lld bytes missing)", l.waits_at, l.waits_parity,
-                (unsigned long long) m.n_phases, m.n_pending, m.n_arrivals, (long long) m.n_bytes);
+            return text_of("mbarrier at %u, parity %u (%llu phases over, %d of %d arrivals and %lld bytes missing)",
+                l.waits_at, l.waits_parity, (unsigned long long) m.n_phases, m.n_pending, m.n_arrivals,
+                (long long) m.n_bytes);
         }
         default: return "nothing";
     }
@@ -176,7 +182,10 @@ static std::string what_all_wait_for() {
         for (int i = 0; i < b.n_threads;) {
             const std::string what = what_it_waits_for(block.lanes[i]);
             int end = i + 1;
-            while (end < b.n_threads && block.lanes[end].is_over == block.lanes[i].is_over && what_it_waits_for(block.lanes[end]) == what) { ++end; }
+            while (end < b.n_threads && block.lanes[end].is_over == block.lanes[i].is_over &&
+                   what_it_waits_for(block.lanes[end]) == what) {
+                ++end;
+            }
             if (!block.lanes[i].is_over) {
                 text += end > i + 1 ? text_of(", threads %d to %d wait for %s", i, end - 1, what.c_str())
                                     : text_of(", thread %d waits for %s", i, what.c_str());
@@ -203,13 +212,18 @@ void * sim_block_shared(const void * key, size_t n) {
 uint32_t sim_shared_address(const void * p) {
     const block_of_cluster & block = *b.here->block;
     const ptrdiff_t at = (const char *) p - block.shared;
-    if (at < 0 || (size_t) at > block.shared_bytes) { fail_here("an address that is not in this block's dynamic shared memory, nor of D_SHARED_MBARRIERS"); }
+    if (at < 0 || (size_t) at > block.shared_bytes) {
+        fail_here("an address that is not in this block's dynamic shared memory, nor of D_SHARED_MBARRIERS");
+    }
     return (uint32_t) at;
 }
 
-static void check_shared(const block_of_cluster & block, uint32_t at, uint32_t n, uint32_t multiple, const char * what) {
+static void check_shared(
+    const block_of_cluster & block, uint32_t at, uint32_t n, uint32_t multiple, const char * what) {
     if (at % multiple != 0) { fail_here("%s at %u in shared memory, which is no multiple of %u", what, at, multiple); }
-    if ((size_t) at + n > block.shared_bytes) { fail_here("%s at %u, %u bytes: behind the end of shared memory (%zu)", what, at, n, block.shared_bytes); }
+    if ((size_t) at + n > block.shared_bytes) {
+        fail_here("%s at %u, %u bytes: behind the end of shared memory (%zu)", what, at, n, block.shared_bytes);
+    }
 }
 
 // Lets others go first, now and then.
@@ -236,7 +250,9 @@ void sim_cluster(int n) {
         b.by_rank[r] = &block;
         block.rank = (int) r;
         if (&block == &b.blocks[0]) { continue; }
-        if (block.shared == nullptr && !make_shared(block)) { fail_here("no memory for the shared memory of a cluster"); }
+        if (block.shared == nullptr && !make_shared(block)) {
+            fail_here("no memory for the shared memory of a cluster");
+        }
         begin_block_of_cluster(block, uint3{ base + r, first.y, first.z }, (int) r);
     }
     b.n = n * b.n_threads;
@@ -299,7 +315,11 @@ void sim_mbarrier_fence_init() { fence_mbarriers(); }
 
 static mbarrier & fenced_mbarrier_at(block_of_cluster & block, uint32_t bar) { // for copies and other blocks
     mbarrier & m = mbarrier_at(block, bar);
-    if (!m.is_fenced) { fail_here("the mbarrier at %u is used by a copy or another block, without d_mbarrier_fence_init since it was initialised", bar); }
+    if (!m.is_fenced) {
+        fail_here("the mbarrier at %u is used by a copy or another block, without d_mbarrier_fence_init "
+                  "since it was initialised",
+            bar);
+    }
     return m;
 }
 
@@ -361,7 +381,9 @@ static void note_seen(block_of_cluster & block, uint32_t at, uint32_t n) {
 static void look_at(block_of_cluster & block, uint32_t at, const char * who) {
     async_view & v = block.view;
     if (memcmp(&v.bytes[at], block.shared + at, 16) == 0) { return; }
-    if (v.fence <= v.seen[at / 16]) { fail_here("%s reads shared memory at %u that was written without d_fence_async", who, at); }
+    if (v.fence <= v.seen[at / 16]) {
+        fail_here("%s reads shared memory at %u that was written without d_fence_async", who, at);
+    }
     memcpy(&v.bytes[at], block.shared + at, 16);
     v.seen[at / 16] = v.now;
 }
@@ -374,7 +396,8 @@ void sim_fence_async() {
 }
 
 // ---- copies in flight ----
-static bool reads_any_of(const pending_wgmma & w, const block_of_cluster & block, int warp, uint32_t from, uint32_t end);
+static bool reads_any_of(
+    const pending_wgmma & w, const block_of_cluster & block, int warp, uint32_t from, uint32_t end);
 
 // No copy, and no wgmma, has to do with these bytes, which become unusable.
 static void take_off(const flight & f) {
@@ -389,7 +412,8 @@ static void take_off(const flight & f) {
         const async_lane * a = block.lanes[32 * warp].async;
         for (size_t i = 0; a != nullptr && i < a->ops.size(); ++i) {
             if (reads_any_of(a->ops[i], block, warp, f.to, end)) {
-                fail_here("copies to %u in shared memory, which a wgmma of warp %d, block %u still reads", f.to, warp, block.index.x);
+                fail_here("copies to %u in shared memory, which a wgmma of warp %d, block %u still reads", f.to, warp,
+                    block.index.x);
             }
         }
     }
@@ -432,7 +456,8 @@ static tensor_box tensor_box_of(const void * map, int rank, const int * at) {
     if (x.map.magic != SIM_MAP_MAGIC) { fail_here("a tensor map that cuTensorMapEncodeTiled has not made"); }
     if (x.map.rank != rank) { fail_here("a copy of %d dimensions with a tensor map of %d", rank, x.map.rank); }
     if (x.map.swizzle != 0 && x.map.box[0] * x.map.size != 16 << x.map.swizzle) {
-        fail_here("boxes of %d bytes with %d-byte swizzle: not simulated", x.map.box[0] * x.map.size, 16 << x.map.swizzle);
+        fail_here(
+            "boxes of %d bytes with %d-byte swizzle: not simulated", x.map.box[0] * x.map.size, 16 << x.map.swizzle);
     }
     for (int d = 0; d < rank; ++d) { x.at[d] = at[d]; }
     for (int d = rank; d < 5; ++d) { x.map.box[d] = 1, x.map.ne[d] = 1; }
@@ -466,8 +491,8 @@ void sim_tma_load_box_at(uint32_t to, const void * map, int rank, const int * at
 // Where 16 bytes of a swizzle of 32 (1), 64 (2) or 128 bytes (3) lie; 0: none.
 static uint32_t swizzled(uint32_t at, int swizzle) { return at ^ ((at >> 7 & ((1u << swizzle) - 1)) << 4); }
 
-// Calls f(where in shared memory from the box's first byte, element in global memory, first, end) for every 16 bytes of a box; elements
-// first .. end - 1 of these are inside.
+// Calls f(where in shared memory from the box's first byte, element in global memory, first, end) for every 16 bytes of
+// a box; elements first .. end - 1 of these are inside.
 template <typename F> static void for_each_piece_of(const tensor_box & x, F f) {
     const sim_tensor_map & m = x.map;
     const int in_piece = 16 / m.size, n_pieces = m.box[0] / in_piece;
@@ -482,8 +507,10 @@ template <typename F> static void for_each_piece_of(const tensor_box & x, F f) {
             offset += k * (int64_t) m.nb[d - 1];
         }
         for (int c = 0; c < n_pieces; ++c, at += 16) {
-            const int64_t k = (int64_t) x.at[0] + c * in_piece, end = std::min<int64_t>(in_piece, (int64_t) m.ne[0] - k);
-            f(at, (char *) (uintptr_t) m.data + offset + k * m.size, (int) std::max<int64_t>(0, -k), is_in ? (int) end : 0);
+            const int64_t k = (int64_t) x.at[0] + c * in_piece,
+                          end = std::min<int64_t>(in_piece, (int64_t) m.ne[0] - k);
+            f(at, (char *) (uintptr_t) m.data + offset + k * m.size, (int) std::max<int64_t>(0, -k),
+                is_in ? (int) end : 0);
         }
     }
 }
@@ -507,7 +534,9 @@ static void land_box(const flight & f) {
 
 static void land(const flight & f) {
     block_of_cluster & block = *f.block;
-    if (block.n_over == b.n_threads && f.kind != FLIES_PIECES) { return fail_here("a copy lands in block %u, which is over", block.index.x); }
+    if (block.n_over == b.n_threads && f.kind != FLIES_PIECES) {
+        return fail_here("a copy lands in block %u, which is over", block.index.x);
+    }
     switch (f.kind) {
         case FLIES_BYTES: memcpy(block.shared + f.to, f.from, f.n_bytes); break;
         case FLIES_BOX: land_box(f); break;
@@ -636,7 +665,9 @@ void sim_named_barrier(int id, int n_threads, bool waits) {
         fail_here("named barrier %d of %d threads", id, n_threads);
     }
     named_barrier & n = b.here->block->named[id];
-    if (n.n_here > 0 && n.n_wanted != n_threads) { fail_here("named barrier %d is of %d threads, and of %d", id, n.n_wanted, n_threads); }
+    if (n.n_here > 0 && n.n_wanted != n_threads) {
+        fail_here("named barrier %d is of %d threads, and of %d", id, n.n_wanted, n_threads);
+    }
     n.n_wanted = n_threads;
     if (++n.n_here == n_threads) {
         n.n_here = 0;
@@ -649,8 +680,8 @@ void sim_named_barrier(int id, int n_threads, bool waits) {
     }
 }
 
-// A block has the registers that it was launched with, here as many as __launch_bounds__ with one block on a multiprocessor allow. What
-// warpgroups take beyond what others give never comes.
+// A block has the registers that it was launched with, here as many as __launch_bounds__ with one block on a
+// multiprocessor allow. What warpgroups take beyond what others give never comes.
 void sim_set_registers(int n, bool) {
     enum { OF_MULTIPROCESSOR = 65536, OF_THREAD = 256 };
     block_of_cluster & block = *b.here->block;
@@ -658,7 +689,8 @@ void sim_set_registers(int n, bool) {
     if (n < 24 || n > 256 || n % 8 != 0) { fail_here("setmaxnreg of %d", n); }
     block.n_extra += n - launched;
     if (++block.n_set == b.n_threads && block.n_extra > 0) {
-        fail_here("deadlock: %d registers are wanted by setmaxnreg and %d were launched", block.n_extra + launched * b.n_threads, launched * b.n_threads);
+        fail_here("deadlock: %d registers are wanted by setmaxnreg and %d were launched",
+            block.n_extra + launched * b.n_threads, launched * b.n_threads);
     }
 }
 
@@ -675,7 +707,9 @@ static descriptor descriptor_of(uint64_t bits) {
     d.leading = (uint32_t) (bits >> 16 & 0x3fff) << 4;
     d.stride = (uint32_t) (bits >> 32 & 0x3fff) << 4;
     d.swizzle = swizzles[bits >> 62];
-    if ((bits & 0x3ffec000c000c000) != 0) { fail_here("a descriptor of bits 0x%llx: not simulated", (unsigned long long) bits); }
+    if ((bits & 0x3ffec000c000c000) != 0) {
+        fail_here("a descriptor of bits 0x%llx: not simulated", (unsigned long long) bits);
+    }
     if ((d.start >> 7 & ((1u << d.swizzle) - 1)) != 0) {
         fail_here("a descriptor at %u, whose %d-byte swizzle does not begin there", d.start, 16 << d.swizzle);
     }
@@ -684,8 +718,8 @@ static descriptor descriptor_of(uint64_t bits) {
 
 static int bytes_of(sim_wgmma_type type) { return type == SIM_WGMMA_TF32 ? 4 : 2; }
 
-// Calls f(where 16 bytes lie, row of the first element, its k) for rows first .. first + n - 1 of m or n and 32 bytes of k of a matrix;
-// K-major: they are elements of one row; MN-major (trans): eight rows of one k.
+// Calls f(where 16 bytes lie, row of the first element, its k) for rows first .. first + n - 1 of m or n and 32 bytes
+// of k of a matrix; K-major: they are elements of one row; MN-major (trans): eight rows of one k.
 template <typename F> static void for_each_piece(uint64_t bits, bool trans, int size, int first, int n, F f) {
     const descriptor d = descriptor_of(bits);
     const uint32_t wide = 1u << d.swizzle; // times 16 bytes
@@ -700,7 +734,8 @@ template <typename F> static void for_each_piece(uint64_t bits, bool trans, int 
     for (int k = 0; k < 16; ++k) {
         for (int row = first; row < first + n; row += 8) {
             const uint32_t unit = (uint32_t) row / 8, k_ = (uint32_t) k;
-            const uint32_t at = d.swizzle != 0 ? d.start + unit / wide * d.leading + unit % wide * 16 + k_ / 8 * d.stride + k_ % 8 * 16 * wide
+            const uint32_t at = d.swizzle != 0 ? d.start + unit / wide * d.leading + unit % wide * 16 +
+                                                     k_ / 8 * d.stride + k_ % 8 * 16 * wide
                                                : d.start + unit * d.stride + k_ % 8 * 16 + k_ / 8 * d.leading;
             f(swizzled(at, d.swizzle), row, k);
         }
@@ -732,7 +767,8 @@ static uint64_t sum_of_bytes(const char * p) {
 
 static uint64_t sum_of_operands(const block_of_cluster & block, const sim_wgmma_op & op, int warp) {
     uint64_t sum = 0;
-    for_each_operand_piece(op, warp, [&](uint32_t at, bool) { sum = (sum << 1 | sum >> 63) + sum_of_bytes(block.shared + at); });
+    for_each_operand_piece(
+        op, warp, [&](uint32_t at, bool) { sum = (sum << 1 | sum >> 63) + sum_of_bytes(block.shared + at); });
     return sum;
 }
 
@@ -743,8 +779,10 @@ static void check_operands(pending_wgmma & w) {
     w.a_from = w.b_from = UINT32_MAX;
     (void) view_of(block);
     for_each_operand_piece(w.op, warp, [&](uint32_t at, bool is_a) {
-        if ((size_t) at + 16 > block.shared_bytes) { fail_here("a descriptor of %s points to %u, behind the end of shared memory", is_a ? "a" : "b", at); }
-        uint32_t & from = is_a ? w.a_from : w.b_from, & end = is_a ? w.a_end : w.b_end;
+        if ((size_t) at + 16 > block.shared_bytes) {
+            fail_here("a descriptor of %s points to %u, behind the end of shared memory", is_a ? "a" : "b", at);
+        }
+        uint32_t &from = is_a ? w.a_from : w.b_from, &end = is_a ? w.a_end : w.b_end;
         from = std::min(from, at);
         end = std::max(end, at + 16);
     });
@@ -757,11 +795,14 @@ static void check_operands(pending_wgmma & w) {
     block.view.now++;
     w.operands = sum_of_operands(block, w.op, warp);
     std::vector<uint64_t> & issued = block.issued[warp / 4];
-    const uint64_t which = (w.op.has_a ? 1 : w.op.a * 31) + w.op.b * 1021 + (uint64_t) w.op.n * 8191 + (uint64_t) (w.op.adds != 0) * 65537 +
-                           (uint64_t) w.op.trans_a * 131071 + (uint64_t) w.op.trans_b * 524287 + (uint64_t) w.op.type * 2147483647;
+    const uint64_t which = (w.op.has_a ? 1 : w.op.a * 31) + w.op.b * 1021 + (uint64_t) w.op.n * 8191 +
+                           (uint64_t) (w.op.adds != 0) * 65537 + (uint64_t) w.op.trans_a * 131071 +
+                           (uint64_t) w.op.trans_b * 524287 + (uint64_t) w.op.type * 2147483647;
     const size_t k = block.n_issued[warp]++;
     if (k == issued.size()) { issued.push_back(which); }
-    if (issued[k] != which) { fail_here("wgmma %zu of this warp is another than that of its warpgroup's other warps", k); }
+    if (issued[k] != which) {
+        fail_here("wgmma %zu of this warp is another than that of its warpgroup's other warps", k);
+    }
 }
 
 // ---- wgmma: instructions ----
@@ -822,7 +863,8 @@ struct wgmma_tile { // of a warp
     double b[16][256]; // [k][column]
 };
 
-static void read_matrix(const char * shared, const sim_wgmma_op & op, uint64_t bits, bool trans, int first, int n, double * to, int row_stride, int k_stride) {
+static void read_matrix(const char * shared, const sim_wgmma_op & op, uint64_t bits, bool trans, int first, int n,
+    double * to, int row_stride, int k_stride) {
     const int size = bytes_of(op.type);
     for_each_piece(bits, trans, size, first, n, [&](uint32_t at, int row, int k) {
         for (int i = 0; i < 16 / size; ++i) {
@@ -843,7 +885,9 @@ static void read_registers(const lane * warp, size_t i, wgmma_tile & t) {
                 t.a[g + 8 * (e % 2)][q + 4 * (e / 2)] = element_of(type, (const char *) &a[e]);
                 continue;
             }
-            for (int h = 0; h < 2; ++h) { t.a[g + 8 * (e % 2)][2 * q + 8 * (e / 2) + h] = element_of(type, (const char *) &a[e] + 2 * h); }
+            for (int h = 0; h < 2; ++h) {
+                t.a[g + 8 * (e % 2)][2 * q + 8 * (e / 2) + h] = element_of(type, (const char *) &a[e] + 2 * h);
+            }
         }
     }
 }
@@ -853,7 +897,7 @@ static void multiply_tile(wgmma_tile & t, int n_k, int n) {
         double * sums = t.sums[row];
         for (int c = 0; c < n; ++c) { sums[c] = 0.0; }
         for (int k = 0; k < n_k; ++k) {
-            const double a = t.a[row][k], * from = t.b[k];
+            const double a = t.a[row][k], *from = t.b[k];
             for (int c = 0; c < n; ++c) { sums[c] += a * from[c]; }
         }
     }
@@ -900,7 +944,9 @@ static void give_back(async_lane & a) { // accumulators that no wgmma in flight 
             continue;
         }
         for (int e = 0; e < s.n; ++e) {
-            if (memcmp(&s.at[e], &IN_FLIGHT, 4) != 0) { fail_here("accumulators were written before the wait for their wgmma"); }
+            if (memcmp(&s.at[e], &IN_FLIGHT, 4) != 0) {
+                fail_here("accumulators were written before the wait for their wgmma");
+            }
         }
         memcpy(s.at, s.value.data(), (size_t) s.n * 4);
         a.sums.erase(a.sums.begin() + (long) i);
@@ -913,7 +959,9 @@ static void run_wgmmas(const void * const * in, void * const *) {
     for (int k = 1; k < 32; ++k) {
         if (*(const size_t *) in[k] != n) { fail_here("lanes of a warp wait for different wgmmas"); }
         for (size_t i = 0; i < n; ++i) {
-            if (!is_same_wgmma(warp->async->ops[i].op, warp[k].async->ops[i].op)) { fail_here("lanes of a warp have different wgmmas"); }
+            if (!is_same_wgmma(warp->async->ops[i].op, warp[k].async->ops[i].op)) {
+                fail_here("lanes of a warp have different wgmmas");
+            }
         }
     }
     for (size_t i = 0; i < n; ++i) { run_wgmma(warp, i); }
@@ -957,14 +1005,15 @@ static void check_end_of_thread() {
 static std::string what_is_left(const block_of_cluster & block) {
     for (const auto & m : block.mbarriers) {
         if (m.second.n_bytes != 0) {
-            return text_of("%s, block %u: the mbarrier at %u ends with %lld bytes expected", kernel_name(b.kernel).c_str(), block.index.x, m.first,
-                (long long) m.second.n_bytes);
+            return text_of("%s, block %u: the mbarrier at %u ends with %lld bytes expected",
+                kernel_name(b.kernel).c_str(), block.index.x, m.first, (long long) m.second.n_bytes);
         }
     }
     for (int warp = 0; warp < b.n_threads / 32; ++warp) {
         if (block.n_issued[warp] != block.issued[warp / 4].size()) {
-            return text_of("%s, block %u: warp %d has %zu wgmmas, another of its warpgroup %zu", kernel_name(b.kernel).c_str(), block.index.x, warp,
-                block.n_issued[warp], block.issued[warp / 4].size());
+            return text_of("%s, block %u: warp %d has %zu wgmmas, another of its warpgroup %zu",
+                kernel_name(b.kernel).c_str(), block.index.x, warp, block.n_issued[warp],
+                block.issued[warp / 4].size());
         }
     }
     return "";

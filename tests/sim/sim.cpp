@@ -96,10 +96,10 @@ struct operation {
     enum cudaGraphNodeType type;              // kernel: launch is set; others: run, or nothing
     std::shared_ptr<launch_of_kernel> launch; // never changed once shared
     std::function<void()> run;
-    uint64_t cost_ns;             // on the simulated clock
-    std::function<bool()> ready;  // empty: always
+    uint64_t cost_ns;                   // on the simulated clock
+    std::function<bool()> ready;        // empty: always
     std::shared_ptr<record> wait, mark; // waits for it; is done with it
-    uint64_t number; // counts all operations in the order they were queued
+    uint64_t number;                    // counts all operations in the order they were queued
     uint64_t queued_ns;
 };
 
@@ -147,7 +147,7 @@ struct CUstream_st {
     bool is_legacy, is_blocking; // blocking streams and the legacy stream wait for each other
     bool is_dead;                // destroyed, with work left
     int priority;
-    uint64_t time_ns; // when what has run of it was done
+    uint64_t time_ns;                    // when what has run of it was done
     capture * capturing;                 // or NULL
     std::vector<CUgraphNode_st *> heads; // what the next node comes after
     std::deque<operation> queue;
@@ -185,9 +185,9 @@ struct memory {
 struct arena { // see >>regions
     uintptr_t at;
     char * alias;
-    size_t n_used, cursor;            // bytes from the start that have ever been used; where to look next
-    size_t n_filled;                  // bytes from the start that are 0xFF where nothing is allocated
-    int key;                          // of the processor's memory protection; above 0, or there is none
+    size_t n_used, cursor;           // bytes from the start that have ever been used; where to look next
+    size_t n_filled;                 // bytes from the start that are 0xFF where nothing is allocated
+    int key;                         // of the processor's memory protection; above 0, or there is none
     std::map<size_t, size_t> blocks; // places and sizes, redzones included
     bool is_open;
 };
@@ -210,12 +210,12 @@ struct device {
     CUstream_st * legacy;
     std::map<int, CUstream_st *> per_thread;
     arena memory;
-    bool peers[MAX_DEVICES];    // whose memory its kernels may use
+    bool peers[MAX_DEVICES];     // whose memory its kernels may use
     int peer_state[MAX_DEVICES]; // sim_peer()
     CUuuid uuid;
     char luid[8];
     unsigned luid_mask;
-    int pci[3]; // domain, bus, device
+    int pci[3];                    // domain, bus, device
     std::map<int, int> attributes; // sim_attribute()
 };
 
@@ -228,7 +228,7 @@ struct counter {
 
 enum {
     MAX_THREADS = 1024,
-    MAX_CLUSTER = 8, // blocks
+    MAX_CLUSTER = 8,     // blocks
     STATIC_BYTES = 1024, // of shared memory: mbarriers
     GREATEST_PRIORITY = -5,
     SHARED_BYTES = 48 * 1024,
@@ -239,10 +239,10 @@ enum {
 
 struct state {
     std::recursive_mutex lock;
-    int n_held;                          // how often by the thread that has it
-    int open_for = -1;                   // the device whose kernels may use memory now: see >>regions
+    int n_held;                         // how often by the thread that has it
+    int open_for = -1;                  // the device whose kernels may use memory now: see >>regions
     std::vector<uintptr_t> stray_pages; // opened after a forbidden access of the host
-    int n_mapped;                        // MAPPED and EXTERNAL among the memories
+    int n_mapped;                       // MAPPED and EXTERNAL among the memories
     int n_devices;
     size_t memory_bytes;
     uint64_t seed, random;
@@ -253,7 +253,7 @@ struct state {
     std::vector<CUstream_st *> all_streams;
     std::set<CUevent_st *> events;
     std::set<void *> cublas;
-    std::set<CUctx_st *> contexts; // alive, made by the user
+    std::set<CUctx_st *> contexts;      // alive, made by the user
     std::map<uintptr_t, size_t> ranges; // reserved addresses
     std::map<unsigned long long, physical *> stores;
     std::set<CUexternalMemory_st *> external_memories;
@@ -278,7 +278,7 @@ struct state {
 
 static thread_local int current_device = 0;
 static thread_local cudaError_t last_error = cudaSuccess;
-static thread_local CUctx_st * current_context = nullptr;        // NULL: none yet
+static thread_local CUctx_st * current_context = nullptr;              // NULL: none yet
 static thread_local std::vector<CUctx_st *> * below_current = nullptr; // the stack of contexts without its top
 static thread_local bool is_in_host_function = false;
 static thread_local cudaStreamCaptureMode thread_capture_mode = cudaStreamCaptureModeGlobal;
@@ -452,9 +452,9 @@ static void raw_prepare(fiber & f, void (*entry)()) {
 static context main_context; // of whoever runs a kernel
 static context * came_from;  // the last one left
 #if defined(SIM_TSAN)
-// To ThreadSanitizer all threads of kernels are one: they take turns, so that it has nothing to find among them, and being
-// told of a turn takes it far longer than the turn.
-static void * tsan_kernels, * tsan_caller;
+// To ThreadSanitizer all threads of kernels are one: they take turns, so that it has nothing to find among them, and
+// being told of a turn takes it far longer than the turn.
+static void *tsan_kernels, *tsan_caller;
 #endif
 
 static void arrived(context * mine) {
@@ -527,11 +527,11 @@ struct lane {
     block_of_cluster * block;
     wait_kind waits;
     uint32_t waits_at, waits_parity; // the mbarrier, or the number of a named barrier
-    async_lane * async; // NULL: has never had any
-    fiber * at; // where its stack is
-    bool is_over, has_waited; // for the kernels before
-    int value; // of a barrier, then its result
-    int from;  // of a shuffle
+    async_lane * async;              // NULL: has never had any
+    fiber * at;                      // where its stack is
+    bool is_over, has_waited;        // for the kernels before
+    int value;                       // of a barrier, then its result
+    int from;                        // of a shuffle
     uint64_t in[2], out[2];
     const void * call_in; // of SIM_CALL
     void * call_out;
@@ -558,7 +558,7 @@ struct mbarrier {
     std::vector<lane *> waiting;
 };
 
-struct async_view { // shared memory as the copy engine and wgmma see it
+struct async_view {             // shared memory as the copy engine and wgmma see it
     std::vector<char> bytes;    // when they last looked; empty: the block has not used them
     std::vector<uint32_t> seen; // of each 16 bytes, when that was
     uint32_t now, fence;        // fence: the last one of any thread
@@ -568,14 +568,15 @@ struct block_of_cluster { // of 1, as a rule
     uint3 index;
     int rank, n_started, n_over;
     lane * lanes;
-    char * shared;     // static, then dynamic
+    char * shared; // static, then dynamic
     size_t dynamic_at, shared_bytes;
     std::vector<std::pair<const void *, uint32_t>> statics;
     uint32_t n_static;
     int barrier_what, n_at_barrier;
     long n_nonzero;
     named_barrier named[16];
-    int n_set, n_extra; // threads that have set their registers; registers beyond those of the launch that they have then
+    // threads that have set their registers; registers beyond those of the launch that they have then
+    int n_set, n_extra;
     std::map<uint32_t, mbarrier> mbarriers;
     async_view view;
     std::vector<uint64_t> issued[(MAX_THREADS + 127) / 128]; // by the warpgroups: what they multiply
@@ -587,20 +588,20 @@ struct block_state {
     const void * kernel;
     const std::function<void()> * thread;
     int n, n_threads, n_started, n_over; // threads of the cluster, of a block
-    unsigned factor, offset; // of a block, thread i to start is number (factor * i + offset) % n_threads
+    unsigned factor, offset;             // of a block, thread i to start is number (factor * i + offset) % n_threads
     bool is_mixed, failed, must_wait;
     lane lanes[MAX_CLUSTER * MAX_THREADS];
     std::vector<meeting> meetings[MAX_CLUSTER * MAX_THREADS / 32];
     lane * ready[MAX_CLUSTER * MAX_THREADS]; // a ring
     unsigned ready_head, n_ready;
-    block_of_cluster blocks[MAX_CLUSTER], * by_rank[MAX_CLUSTER];
+    block_of_cluster blocks[MAX_CLUSTER], *by_rank[MAX_CLUSTER];
     int n_blocks, n_at_cluster_barrier, launch_cluster;
     size_t dynamic_bytes;
     std::vector<flight> flights; // of copies
     std::vector<fiber *> all, idle;
     fiber * running;
     lane * here;
-    cudaError_t error; // of a block that failed
+    cudaError_t error;         // of a block that failed
     std::atomic<long> runs_on; // the system's number of the thread that runs a block, or 0
 };
 static block_state & b = *new block_state(); // never destroyed, as the state
@@ -610,9 +611,7 @@ static void push_ready(lane * l) { b.ready[(b.ready_head + b.n_ready++) % MAX_RE
 
 static lane * pop_ready() {
     const unsigned head = b.ready_head % MAX_READY;
-    if (b.is_mixed) {
-        std::swap(b.ready[head], b.ready[(b.ready_head + random_below(the(), b.n_ready)) % MAX_READY]);
-    }
+    if (b.is_mixed) { std::swap(b.ready[head], b.ready[(b.ready_head + random_below(the(), b.n_ready)) % MAX_READY]); }
     b.ready_head++;
     b.n_ready--;
     return b.ready[head];
@@ -777,8 +776,8 @@ static void meet(const meeting & m, lane * warp) {
     }
 }
 
-static void sim_meet(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from,
-    sim_warp_function function) {
+static void sim_meet(
+    sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from, sim_warp_function function) {
     lane * me = b.here;
     const int warp = (int) (me - b.lanes) / 32;
     const unsigned bit = 1u << (me->number % 32);
@@ -787,7 +786,9 @@ static void sim_meet(sim_warp_op op, unsigned mask, const void * in, void * out,
     while (k < meetings.size() && meetings[k].mask != mask) { ++k; }
     if (k == meetings.size()) { meetings.push_back(meeting{ mask, 0, op, function }); }
     if ((mask & bit) == 0) { fail_block("a lane is not in its own mask"); }
-    if (meetings[k].op != op || meetings[k].function != function) { fail_block("lanes of a warp are at different warp operations"); }
+    if (meetings[k].op != op || meetings[k].function != function) {
+        fail_block("lanes of a warp are at different warp operations");
+    }
     memcpy(me->in, in ? in : me->in, size);
     me->from = from;
     meetings[k].here |= bit;
@@ -891,13 +892,17 @@ template <double (*LOAD)(unsigned)> static void sim_mma_m16n8k16(const void * co
         for (int i = 0; i < 8; ++i) {
             m.a[g + 8 * (i / 2 % 2)][2 * t + 8 * (i / 4) + i % 2] = LOAD(x->a[i / 2] >> (16 * (i % 2)) & 0xffffu);
         }
-        for (int i = 0; i < 4; ++i) { m.b[2 * t + 8 * (i / 2) + i % 2][g] = LOAD(x->b[i / 2] >> (16 * (i % 2)) & 0xffffu); }
+        for (int i = 0; i < 4; ++i) {
+            m.b[2 * t + 8 * (i / 2) + i % 2][g] = LOAD(x->b[i / 2] >> (16 * (i % 2)) & 0xffffu);
+        }
     }
     m.put(out, in, offsetof(sim_mma_in<float>, c));
 }
 
 void sim_mma_m16n8k16_half(const void * const * in, void * const * out) { sim_mma_m16n8k16<sim_mma_half>(in, out); }
-void sim_mma_m16n8k16_bfloat16(const void * const * in, void * const * out) { sim_mma_m16n8k16<sim_mma_bfloat16>(in, out); }
+void sim_mma_m16n8k16_bfloat16(const void * const * in, void * const * out) {
+    sim_mma_m16n8k16<sim_mma_bfloat16>(in, out);
+}
 
 // Register i of A holds row g + 8 (i % 2), column t + 4 (i / 2); register i of B row t + 4 i, column g.
 void sim_mma_m16n8k8(const void * const * in, void * const * out) {
@@ -911,8 +916,8 @@ void sim_mma_m16n8k8(const void * const * in, void * const * out) {
     m.put(out, in, offsetof(sim_mma_in<float>, c));
 }
 
-// Bytes, four a register: register i of A holds row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three; register
-// i of B rows 4 t + 16 i and the next three, column g.
+// Bytes, four a register: register i of A holds row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three;
+// register i of B rows 4 t + 16 i and the next three, column g.
 void sim_mma_m16n8k32(const void * const * in, void * const * out) {
     sim_mma<int, 32> m;
     for (int lane = 0; lane < 32; ++lane) {
@@ -933,15 +938,16 @@ void sim_mma_m16n8k32(const void * const * in, void * const * out) {
 //
 // A device's memory is a file in memory (memfd) that is mapped twice: where pointers point to, without any right, and
 // once more, secretly and always open, for the simulator's own copies ("alias"). Before a kernel runs, what its device
-// may use is opened; when control goes back to the caller, it is closed: by a protection key of the processor, or where it
-// has none by mprotect, which takes its time for each page. A forbidden access of a kernel ends the kernel, one of the host
-// is reported and let through.
+// may use is opened; when control goes back to the caller, it is closed: by a protection key of the processor, or where
+// it has none by mprotect, which takes its time for each page. A forbidden access of a kernel ends the kernel, one of
+// the host is reported and let through.
 // =====================================================================================================
 
 static const size_t ARENA_BYTES = (size_t) 64 << 30; // addresses, not memory
 enum { RED_BYTES = 256, GRAIN = 256 };               // at least that many unusable bytes behind each allocation
-static const size_t KEPT_BYTES = (size_t) 128 << 20; // of an arena, whose pages are kept: the system clears others again and again
-static const size_t PAGE_BYTES = 2 << 20;            // of virtual memory management
+// of an arena, whose pages are kept: the system clears others again and again
+static const size_t KEPT_BYTES = (size_t) 128 << 20;
+static const size_t PAGE_BYTES = 2 << 20; // of virtual memory management
 
 static void * map_memory(void * at, size_t size, int rights, int fd) {
     const int flags = (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE | (at ? MAP_FIXED : 0);
@@ -982,7 +988,8 @@ static void set_stray(uintptr_t page, bool is_open) {
     }
 }
 
-// What kernels of a device may use. -1: nothing. Whoever opens holds the lock until all is closed: keys are a thread's own.
+// What kernels of a device may use. -1: nothing. Whoever opens holds the lock until all is closed: keys are a thread's
+// own.
 static void open_for(int device_index) {
     state & s = the();
     for (uintptr_t page : s.stray_pages) { set_stray(page, false); }
@@ -1003,7 +1010,8 @@ static void open_for(int device_index) {
     if (s.n_mapped == 0) { return; }
     for (const auto & m : s.memories) {
         if (m.second.kind != MAPPED && m.second.kind != EXTERNAL) { continue; }
-        const int was = before >= 0 ? m.second.rights[before] : 0, is = device_index >= 0 ? m.second.rights[device_index] : 0;
+        const int was = before >= 0 ? m.second.rights[before] : 0,
+                  is = device_index >= 0 ? m.second.rights[device_index] : 0;
         if (was != is) { set_rights(m.first, m.second.size, is); }
     }
 }
@@ -1050,7 +1058,9 @@ static char * arena_alloc(arena & a, size_t size, size_t n_live) {
     const size_t end = (place + block + 4095) / 4096 * 4096;
     if (end > a.n_used) {
         poison((void *) (a.at + a.n_used), end - a.n_used, false);
-        if (a.key > 0) { (void) pkey_mprotect((void *) (a.at + a.n_used), end - a.n_used, PROT_READ | PROT_WRITE, a.key); }
+        if (a.key > 0) {
+            (void) pkey_mprotect((void *) (a.at + a.n_used), end - a.n_used, PROT_READ | PROT_WRITE, a.key);
+        }
         a.n_used = end;
     }
     if (place + block > KEPT_BYTES) {
@@ -1070,7 +1080,8 @@ static void arena_free(arena & a, uintptr_t p, size_t size) {
     for (size_t i = size; i < block; ++i) {
         if (a.alias[place + i] == (char) 0xA5) { continue; }
         char text[160];
-        snprintf(text, sizeof(text), "byte %zu behind device memory of %zu bytes at %p was written", i - size, size, (void *) p);
+        snprintf(text, sizeof(text), "byte %zu behind device memory of %zu bytes at %p was written", i - size, size,
+            (void *) p);
         violation(text);
         break;
     }
@@ -1082,7 +1093,8 @@ static void arena_free(arena & a, uintptr_t p, size_t size) {
     } else if (to > from + 65536) {
         (void) madvise(a.alias + from, to - from, MADV_REMOVE);
     }
-    if (a.key <= 0 && to > from) { (void) madvise((void *) (a.at + from), to - from, MADV_DONTNEED); } // for mprotect to pass over
+    // for mprotect to pass over
+    if (a.key <= 0 && to > from) { (void) madvise((void *) (a.at + from), to - from, MADV_DONTNEED); }
 }
 
 static bool is_device_kind(memory_kind k) { return k == ON_DEVICE || k == MAPPED || k == EXTERNAL; }
@@ -1114,7 +1126,8 @@ static const memory * memory_of(const void * ptr, size_t size, bool on_device) {
     if (first == nullptr || is_device_kind(first->kind) != on_device || !is_usable(*first)) { return nullptr; }
     const size_t n_here = base + first->size - (uintptr_t) ptr;
     if (size <= n_here) { return first; }
-    const bool goes_on = first->kind == MAPPED && memory_of((const char *) ptr + n_here, size - n_here, on_device) != nullptr;
+    const bool goes_on =
+        first->kind == MAPPED && memory_of((const char *) ptr + n_here, size - n_here, on_device) != nullptr;
     return goes_on ? first : nullptr;
 }
 
@@ -1165,7 +1178,10 @@ static void describe(uintptr_t address, char * text, size_t size) {
     const memory * m = memory_at((const void *) address, &base);
     if (m != nullptr && is_device_kind(m->kind)) {
         snprintf(text, size, "byte %zu of %zu of %smemory of device %d", address - base, m->size,
-            m->kind == MAPPED ? "mapped " : m->kind == EXTERNAL ? "external " : "", m->device);
+            m->kind == MAPPED     ? "mapped "
+            : m->kind == EXTERNAL ? "external "
+                                  : "",
+            m->device);
         return;
     }
     if (is_arena_address(address)) {
@@ -1243,7 +1259,8 @@ static bool make_shared(block_of_cluster & block) {
     const size_t dynamic_bytes = b.dynamic_bytes > 0 ? std::max<size_t>(b.dynamic_bytes, 256) : 0;
     void * p = nullptr;
     // aligned to 128 bytes and to no more; blocks of a cluster have the same addresses
-    block.dynamic_at = &block != b.blocks ? b.blocks[0].dynamic_at : STATIC_BYTES + 128 * (b.is_mixed ? random_below(the(), 8) : 0);
+    block.dynamic_at =
+        &block != b.blocks ? b.blocks[0].dynamic_at : STATIC_BYTES + 128 * (b.is_mixed ? random_below(the(), 8) : 0);
     block.shared_bytes = block.dynamic_at + dynamic_bytes;
     if (posix_memalign(&p, 1024, block.shared_bytes) != 0) { return false; }
     block.shared = (char *) p;
@@ -1317,7 +1334,8 @@ static bool has_waited(uint3 index) {
     for (int i = 0; i < b.n; ++i) { n += b.lanes[i].has_waited; }
     if (!b.must_wait || n == b.n) { return true; }
     char text[160];
-    snprintf(text, sizeof(text), "block %u of an overlapped launch: %d of %d threads wait for the kernel before", index.x, n, b.n);
+    snprintf(text, sizeof(text), "block %u of an overlapped launch: %d of %d threads wait for the kernel before",
+        index.x, n, b.n);
     violation(text);
     return false;
 }
@@ -1343,9 +1361,7 @@ static bool run_block(uint3 index) {
     switch_to(main_context, take_idle()->c);
     b.runs_on = 0;
     if (b.n_over == b.n && !b.failed) { return has_waited(index) && is_all_over(); }
-    if (!b.failed) {
-        violation(what_all_wait_for().c_str());
-    }
+    if (!b.failed) { violation(what_all_wait_for().c_str()); }
     give_up();
     return false;
 }
@@ -1627,9 +1643,9 @@ static bool capture_forbids(const char * name) {
     }
     for (capture * c : the().captures) {
         const bool is_mine = c->thread == thread_number();
-        const bool minds = is_mine ? c->mode != cudaStreamCaptureModeRelaxed
-                                   : c->mode == cudaStreamCaptureModeGlobal &&
-                                         thread_capture_mode == cudaStreamCaptureModeGlobal;
+        const bool minds =
+            is_mine ? c->mode != cudaStreamCaptureModeRelaxed
+                    : c->mode == cudaStreamCaptureModeGlobal && thread_capture_mode == cudaStreamCaptureModeGlobal;
         c->is_invalid = c->is_invalid || minds;
         forbids = forbids || minds;
     }
@@ -1694,11 +1710,11 @@ static cudaError_t begin_peer_copy(const char * name, CUstream_st * q) {
     return fails(cudaErrorStreamCaptureUnsupported);
 }
 
-#define SIM_BEGIN(name, device_index)                                                                                  \
-    const guard held(the().lock);                                                                                      \
-    do {                                                                                                               \
-        const cudaError_t began = begin(name, device_index);                                                           \
-        if (began != cudaSuccess) { return began; }                                                                    \
+#define SIM_BEGIN(name, device_index)                        \
+    const guard held(the().lock);                            \
+    do {                                                     \
+        const cudaError_t began = begin(name, device_index); \
+        if (began != cudaSuccess) { return began; }          \
     } while (0)
 
 extern "C" {
@@ -1718,7 +1734,7 @@ cudaError_t cudaPeekAtLastError(void) {
 
 const char * cudaGetErrorString(cudaError_t error) {
     switch ((int) error) {
-#define X(name, number, text)                                                                                          \
+#define X(name, number, text) \
     case number: return text;
         GCUDA_SIM_ERRORS(X)
 #undef X
@@ -1728,7 +1744,7 @@ const char * cudaGetErrorString(cudaError_t error) {
 
 const char * cudaGetErrorName(cudaError_t error) {
     switch ((int) error) {
-#define X(name, number, text)                                                                                          \
+#define X(name, number, text) \
     case number: return #name;
         GCUDA_SIM_ERRORS(X)
 #undef X
@@ -2157,7 +2173,7 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
         return fails(cudaErrorInvalidValue);
     }
     const bool now = q->capturing == nullptr, // a node of a graph uses pageable memory when it runs
-               stage = now && !src_on_device && memory_of(src.at, src_span, false) == nullptr,
+        stage = now && !src_on_device && memory_of(src.at, src_span, false) == nullptr,
                wait = now && !dst_on_device && memory_of(dst.at, dst_span, false) == nullptr;
     std::shared_ptr<std::vector<char>> staged;
     if (stage) {
@@ -2179,7 +2195,8 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
     return finish(device_index);
 }
 
-// Ranges of virtual memory are open to the devices that were given access, for copies that name no device as for kernels.
+// Ranges of virtual memory are open to the devices that were given access, for copies that name no device as for
+// kernels.
 static bool is_closed_to(int device_index, const box & x, const box_size & n) {
     const memory * m = memory_of(x.at, span_of(x, n), true);
     return m != nullptr && m->kind == MAPPED && m->rights[device_index] == 0;
@@ -2393,7 +2410,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     const bool done = q->queue.empty();
     if (random_below(the(), 2) == 0) { run_any(the()); }
     const cudaError_t lost = finish(q->device);
-    return lost != cudaSuccess ? lost : done ? cudaSuccess : cudaErrorNotReady; // no error: not remembered as the last one
+    // no error: not remembered as the last one
+    return lost != cudaSuccess ? lost : done ? cudaSuccess : cudaErrorNotReady;
 }
 
 static capture * capture_of(const CUevent_st * event) {
@@ -2533,7 +2551,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     const bool done = event->last == nullptr || event->last->done;
     if (random_below(the(), 2) == 0) { run_any(the()); }
     const cudaError_t lost = finish(event->device);
-    return lost != cudaSuccess ? lost : done ? cudaSuccess : cudaErrorNotReady; // no error: not remembered as the last one
+    // no error: not remembered as the last one
+    return lost != cudaSuccess ? lost : done ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -2603,8 +2622,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
 // small numbers side by side look like an address there.
 static bool is_host_address(uintptr_t p) {
     unsigned char resident = 0;
-    // a small number below what the padding beside it was left with is none either, nor is a float there: it points into a
-    // sanitizer's heap, which is reserved whole, but hardly ever at a page in use
+    // a small number below what the padding beside it was left with is none either, nor is a float there: it points
+    // into a sanitizer's heap, which is reserved whole, but hardly ever at a page in use
     return p >> 46 == 1 && (p & 0xffffffffu) >= 65536 && memory_at((const void *) p) == nullptr &&
            mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0 && (resident & 1) != 0;
 }
@@ -2637,7 +2656,8 @@ static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
     const void * p = pageable_argument(l.arguments);
     if (p != nullptr) {
         char text[160];
-        snprintf(text, sizeof(text), "a kernel of device %d is given %p: memory of the host, not page-locked", device_index, p);
+        snprintf(text, sizeof(text), "a kernel of device %d is given %p: memory of the host, not page-locked",
+            device_index, p);
         violation(text);
         return cudaErrorIllegalAddress;
     }
@@ -2653,7 +2673,8 @@ static bool overlaps(const cudaLaunchConfig_t * config) {
     bool is_so = false;
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const cudaLaunchAttribute & a = config->attrs[i];
-        is_so = is_so || (a.id == cudaLaunchAttributeProgrammaticStreamSerialization && a.val.programmaticStreamSerializationAllowed != 0);
+        is_so = is_so || (a.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                             a.val.programmaticStreamSerializationAllowed != 0);
     }
     the().n_overlapped += is_so;
     return is_so;
@@ -2746,7 +2767,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     if (implicit_capture(q)) { return fails(cudaErrorStreamCaptureImplicit); }
-    *status = q->capturing == nullptr      ? cudaStreamCaptureStatusNone
+    *status = q->capturing == nullptr    ? cudaStreamCaptureStatusNone
               : q->capturing->is_invalid ? cudaStreamCaptureStatusInvalidated
                                          : cudaStreamCaptureStatusActive;
     return cudaSuccess;
@@ -2761,7 +2782,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     capture * c = q->capturing;
-    *status = c == nullptr ? cudaStreamCaptureStatusNone
+    *status = c == nullptr    ? cudaStreamCaptureStatusNone
               : c->is_invalid ? cudaStreamCaptureStatusInvalidated
                               : cudaStreamCaptureStatusActive;
     if (id != nullptr) { *id = c ? c->number : 0; }
@@ -2870,7 +2891,8 @@ cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType * 
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n) {
+cudaError_t cudaGraphNodeGetDependencies(
+    cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n) {
     SIM_BEGIN("cudaGraphNodeGetDependencies", current_device);
     if (nodes == nullptr && edges != nullptr) { return fails(cudaErrorInvalidValue); }
     for (size_t i = 0; nodes != nullptr && i < *n; ++i) {
@@ -2944,7 +2966,8 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
     for (const auto & node : graph->nodes) {
         nodes.push_back(exec_of(*graph, *node));
         const size_t i = nodes.size() - 1;
-        info->result = i < exec->nodes.size() ? differs(exec->nodes[i], nodes[i]) : cudaGraphExecUpdateErrorTopologyChanged;
+        info->result =
+            i < exec->nodes.size() ? differs(exec->nodes[i], nodes[i]) : cudaGraphExecUpdateErrorTopologyChanged;
         info->errorNode = node.get();
         if (info->result != cudaGraphExecUpdateSuccess) { return fails(cudaErrorGraphExecUpdateFailure); }
     }
@@ -2983,8 +3006,9 @@ cudaError_t cudaGraphExecKernelNodeSetParams(
             !is_launchable(&config, shared_limit_of(params->func))) {
             return fails(cudaErrorInvalidValue);
         }
-        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim, params->blockDim,
-            params->sharedMemBytes, copy->second(params->func, params->kernelParams), node->work.launch->is_overlapped, node->work.launch->cluster });
+        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim,
+            params->blockDim, params->sharedMemBytes, copy->second(params->func, params->kernelParams),
+            node->work.launch->is_overlapped, node->work.launch->cluster });
         return cudaSuccess;
     }
     return fails(cudaErrorInvalidValue);
@@ -3186,7 +3210,9 @@ cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t * sema
         operation o = {};
         o.type = cudaGraphNodeTypeExtSemaphoreWait;
         o.ready = [=]() { return x->value->load() >= value; };
-        if (!x->is_timeline) { o.run = [=]() { x->value->store(0); }; }
+        if (!x->is_timeline) {
+            o.run = [=]() { x->value->store(0); };
+        }
         enqueue(q, o);
     }
     return finish(q->device);
@@ -3228,11 +3254,11 @@ static CUresult driver_begin(const char * name, int device_index = -1) {
     return device_index >= 0 ? (CUresult) the().devices[(size_t) device_index].lost : CUDA_SUCCESS;
 }
 
-#define SIM_DRIVER_BEGIN(...)                                                                                          \
-    const guard held(the().lock);                                                                                      \
-    do {                                                                                                               \
-        const CUresult began = driver_begin(__VA_ARGS__);                                                              \
-        if (began != CUDA_SUCCESS) { return began; }                                                                   \
+#define SIM_DRIVER_BEGIN(...)                             \
+    const guard held(the().lock);                         \
+    do {                                                  \
+        const CUresult began = driver_begin(__VA_ARGS__); \
+        if (began != CUDA_SUCCESS) { return began; }      \
     } while (0)
 
 static CUresult sim_cuInit(unsigned flags) {
@@ -3244,7 +3270,7 @@ static CUresult sim_cuDriverGetVersion(int * version) { return *version = CUDA_V
 
 static CUresult sim_cuGetErrorString(CUresult error, const char ** text) {
     switch ((int) error) {
-#define X(name, number, words)                                                                                         \
+#define X(name, number, words) \
     case number: *text = words; return CUDA_SUCCESS;
         GCUDA_SIM_RESULTS(X)
 #undef X
@@ -3254,7 +3280,7 @@ static CUresult sim_cuGetErrorString(CUresult error, const char ** text) {
 
 static CUresult sim_cuGetErrorName(CUresult error, const char ** text) {
     switch ((int) error) {
-#define X(name, number, words)                                                                                         \
+#define X(name, number, words) \
     case number: *text = #name; return CUDA_SUCCESS;
         GCUDA_SIM_RESULTS(X)
 #undef X
@@ -3386,8 +3412,9 @@ static CUresult sim_cuCtxGetLimit(size_t * value, int limit) {
     if (limit != SHARED_LIMIT) { return CUDA_ERROR_INVALID_VALUE; }
     const device & d = the().devices[(size_t) current_context->device];
     const auto given = d.attributes.find(SIM_CONTEXT_SHARED);
-    *value = (size_t) (given != d.attributes.end() ? given->second
-                                                   : attribute_of(current_context->device, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    *value = (size_t) (given != d.attributes.end()
+                           ? given->second
+                           : attribute_of(current_context->device, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     return CUDA_SUCCESS;
 }
 
@@ -3537,7 +3564,8 @@ static CUresult sim_cuMemCreate(
     device & d = the().devices[(size_t) p->location.id];
     if (size > the().memory_bytes - d.used) { return CUDA_ERROR_OUT_OF_MEMORY; }
     const int fd = memfd_create("memory of a simulated device", MFD_CLOEXEC);
-    void * alias = fd >= 0 && ftruncate(fd, (off_t) size) == 0 ? map_memory(nullptr, size, PROT_READ | PROT_WRITE, fd) : nullptr;
+    void * alias =
+        fd >= 0 && ftruncate(fd, (off_t) size) == 0 ? map_memory(nullptr, size, PROT_READ | PROT_WRITE, fd) : nullptr;
     if (alias == nullptr) {
         if (fd >= 0) { close(fd); }
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -3573,8 +3601,8 @@ static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
     return began;
 }
 
-static CUresult sim_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-    unsigned long long flags) {
+static CUresult sim_cuMemMap(
+    CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
     SIM_DRIVER_BEGIN("cuMemMap");
     state & s = the();
     const uintptr_t p = (uintptr_t) ptr;
@@ -3672,11 +3700,13 @@ static uint32_t map_element_bytes(int type) { // CU_TENSOR_MAP_DATA_TYPE_UINT8 a
     return type >= 0 && type < (int) sizeof(bytes) ? bytes[type] : 0;
 }
 
-static bool is_map(uint32_t size, uint32_t rank, const void * data, const uint64_t * ne, const uint64_t * nb, const uint32_t * box,
-    const uint32_t * steps, int swizzle) {
-    bool is_good = size > 0 && rank >= 1 && rank <= 5 && (uintptr_t) data % 16 == 0 && data != nullptr && swizzle >= 0 && swizzle <= 3;
+static bool is_map(uint32_t size, uint32_t rank, const void * data, const uint64_t * ne, const uint64_t * nb,
+    const uint32_t * box, const uint32_t * steps, int swizzle) {
+    bool is_good = size > 0 && rank >= 1 && rank <= 5 && (uintptr_t) data % 16 == 0 && data != nullptr &&
+                   swizzle >= 0 && swizzle <= 3;
     for (uint32_t d = 0; d < rank && is_good; ++d) {
-        is_good = ne[d] >= 1 && ne[d] <= (uint64_t) 1 << 32 && box[d] >= 1 && box[d] <= 256 && steps[d] >= 1 && steps[d] <= 8;
+        is_good =
+            ne[d] >= 1 && ne[d] <= (uint64_t) 1 << 32 && box[d] >= 1 && box[d] <= 256 && steps[d] >= 1 && steps[d] <= 8;
         is_good = is_good && (d == 0 || (nb[d - 1] % 16 == 0 && nb[d - 1] < (uint64_t) 1 << 40));
     }
     const uint32_t inner = is_good ? box[0] * size : 0, most = 16u << swizzle; // bytes of a swizzle: 32, 64, 128
@@ -3684,8 +3714,9 @@ static bool is_map(uint32_t size, uint32_t rank, const void * data, const uint64
 }
 
 // Of what the driver takes only this is simulated: no interleaving, steps of 1, zeros outside.
-static CUresult sim_cuTensorMapEncodeTiled(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
-    const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill) {
+static CUresult sim_cuTensorMapEncodeTiled(void * map, int type, uint32_t rank, void * data, const uint64_t * ne,
+    const uint64_t * nb, const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion,
+    int fill) {
     SIM_DRIVER_BEGIN("cuTensorMapEncodeTiled");
     const uint32_t size = map_element_bytes(type);
     if (map == nullptr || (uintptr_t) map % 64 != 0 || promotion < 0 || promotion > 3 || interleave != 0 || fill != 0 ||
@@ -3713,16 +3744,17 @@ static const struct {
     unsigned since; // the first version of CUDA in which the function has these arguments
     void * function;
 } driver_functions[] = {
-#define X(name, since) { #name, since, (void *) sim_##name }
+#define X(name, since) \
+    { #name, since, (void *) sim_##name }
     X(cuInit, 2000), X(cuDriverGetVersion, 2020), X(cuGetErrorString, 6000), X(cuGetErrorName, 6000),
     X(cuDeviceGetCount, 2000), X(cuDeviceGet, 2000), X(cuDeviceGetAttribute, 2000), X(cuDeviceGetName, 2000),
     X(cuDeviceGetUuid, 11040), X(cuDeviceGetLuid, 10000), X(cuDeviceTotalMem, 3020), X(cuCtxGetCurrent, 4000),
-    X(cuCtxSetCurrent, 4000), X(cuCtxPushCurrent, 4000), X(cuCtxPopCurrent, 4000), X(cuCtxGetDevice, 2000), X(cuCtxGetLimit, 3010),
-    X(cuCtxCreate, 12050), X(cuCtxDestroy, 4000), X(cuCtxSynchronize, 2000), X(cuDevicePrimaryCtxRetain, 7000),
-    X(cuDevicePrimaryCtxRelease, 11000), X(cuDevicePrimaryCtxGetState, 7000), X(cuStreamGetCtx, 9020),
-    X(cuMemGetAllocationGranularity, 10020), X(cuMemAddressReserve, 10020), X(cuMemAddressFree, 10020),
-    X(cuMemCreate, 10020), X(cuMemRelease, 10020), X(cuMemMap, 10020), X(cuMemUnmap, 10020), X(cuMemSetAccess, 10020),
-    X(cuMemGetAccess, 10020), X(cuTensorMapEncodeTiled, 12000)
+    X(cuCtxSetCurrent, 4000), X(cuCtxPushCurrent, 4000), X(cuCtxPopCurrent, 4000), X(cuCtxGetDevice, 2000),
+    X(cuCtxGetLimit, 3010), X(cuCtxCreate, 12050), X(cuCtxDestroy, 4000), X(cuCtxSynchronize, 2000),
+    X(cuDevicePrimaryCtxRetain, 7000), X(cuDevicePrimaryCtxRelease, 11000), X(cuDevicePrimaryCtxGetState, 7000),
+    X(cuStreamGetCtx, 9020), X(cuMemGetAllocationGranularity, 10020), X(cuMemAddressReserve, 10020),
+    X(cuMemAddressFree, 10020), X(cuMemCreate, 10020), X(cuMemRelease, 10020), X(cuMemMap, 10020), X(cuMemUnmap, 10020),
+    X(cuMemSetAccess, 10020), X(cuMemGetAccess, 10020), X(cuTensorMapEncodeTiled, 12000)
 #undef X
 };
 
@@ -3802,12 +3834,10 @@ int cublasCreate_v2(void ** handle) {
     return 0;
 }
 
-// Waits for the device, whatever the mode of the thread: captures that are under way, or begin meanwhile in other threads,
-// are spoilt. (So it is with cuBLAS 13; the driver may even crash in the capturing thread.)
+// Waits for the device, whatever the mode of the thread: captures that are under way, or begin meanwhile in other
+// threads, are spoilt. (So it is with cuBLAS 13; the driver may even crash in the capturing thread.)
 static void spoil_captures(int device_index) {
-    for (capture * c : the().captures) {
-        c->is_invalid = c->is_invalid || c->device == device_index;
-    }
+    for (capture * c : the().captures) { c->is_invalid = c->is_invalid || c->device == device_index; }
 }
 
 int cublasDestroy_v2(void * handle) {
@@ -3904,7 +3934,8 @@ static double blas_load(int type, const char * p) {
 }
 
 static void blas_store(int type, char * p, float v) {
-    const uint16_t bits = type == 2 ? __half_as_ushort(__float2half_rn(v)) : __bfloat16_as_ushort(__float2bfloat16_rn(v));
+    const uint16_t bits =
+        type == 2 ? __half_as_ushort(__float2half_rn(v)) : __bfloat16_as_ushort(__float2bfloat16_rn(v));
     memcpy(p, type == 0 ? (const void *) &v : (const void *) &bits, blas_size(type));
 }
 
@@ -3956,7 +3987,8 @@ static int gemm(const char * name, blas_handle * handle, product p, const void *
         violation("scalars on the host for a cuBLAS handle whose pointer mode says device");
         return BLAS_INVALID_VALUE;
     }
-    const bool a_fits = p.lda >= std::max(1, p.a_across ? p.k : p.m), b_fits = p.ldb >= std::max(1, p.b_across ? p.n : p.k);
+    const bool a_fits = p.lda >= std::max(1, p.a_across ? p.k : p.m),
+               b_fits = p.ldb >= std::max(1, p.b_across ? p.n : p.k);
     if (p.m < 0 || p.n < 0 || p.k < 0 || n_batch < 0 || !a_fits || !b_fits || p.ldc < std::max(1, p.m)) {
         return BLAS_INVALID_VALUE;
     }
@@ -4002,12 +4034,13 @@ int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const v
     int lda, const void * b_, int type_b, int ldb, const void * beta, void * c, int type_c, int ldc, int compute, int) {
     const guard held(the().lock);
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
-    return gemm("cublasGemmEx", (blas_handle *) handle, p, alpha, beta, 1, compute,
-        [=](int) { return operands{ (const char *) a, (const char *) b_, (char *) c }; });
+    return gemm("cublasGemmEx", (blas_handle *) handle, p, alpha, beta, 1, compute, [=](int) {
+        return operands{ (const char *) a, (const char *) b_, (char *) c };
+    });
 }
 
-// An address that a kernel wrote, read when the product runs: a graph that is replayed may have changed it meanwhile. cuBLAS takes for
-// granted what it cannot see when it is called, that matrices lie at multiples of 16 bytes.
+// An address that a kernel wrote, read when the product runs: a graph that is replayed may have changed it meanwhile.
+// cuBLAS takes for granted what it cannot see when it is called, that matrices lie at multiples of 16 bytes.
 static const char * blas_pointed(const void * const * array, int i) {
     const void * matrix = nullptr;
     if (memory_of(array + i, sizeof matrix, true) == nullptr) {
@@ -4029,8 +4062,9 @@ int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, 
     void * const * c, int type_c, int ldc, int n_batch, int compute, int) {
     const guard held(the().lock);
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
-    return gemm("cublasGemmBatchedEx", (blas_handle *) handle, p, alpha, beta, n_batch, compute,
-        [=](int i) { return operands{ blas_pointed(a, i), blas_pointed(b_, i), (char *) (uintptr_t) blas_pointed(c, i) }; });
+    return gemm("cublasGemmBatchedEx", (blas_handle *) handle, p, alpha, beta, n_batch, compute, [=](int i) {
+        return operands{ blas_pointed(a, i), blas_pointed(b_, i), (char *) (uintptr_t) blas_pointed(c, i) };
+    });
 }
 
 int cublasGetVersion_v2(void * handle, int * version) {
@@ -4055,9 +4089,9 @@ static std::array<alive, 16> all_alive(state & s) {
     long n[N_MEMORY_KINDS] = { 0 };
     for (const auto & m : s.memories) { n[m.second.kind]++; }
     return { { { n[ON_DEVICE], "device memory" }, { n[PAGE_LOCKED], "page-locked memory" },
-        { n[REGISTERED], "registered memory" }, { n[MAPPED], "mappings" }, { n[EXTERNAL], "buffers of external memory" },
-        { (long) s.stores.size(), "memory handles" }, { (long) s.ranges.size(), "ranges of addresses" },
-        { (long) s.external_memories.size(), "external memories" },
+        { n[REGISTERED], "registered memory" }, { n[MAPPED], "mappings" },
+        { n[EXTERNAL], "buffers of external memory" }, { (long) s.stores.size(), "memory handles" },
+        { (long) s.ranges.size(), "ranges of addresses" }, { (long) s.external_memories.size(), "external memories" },
         { (long) s.external_semaphores.size(), "external semaphores" }, { (long) s.streams.size(), "streams" },
         { (long) s.events.size(), "events" }, { (long) s.cublas.size(), "cuBLAS handles" },
         { (long) s.contexts.size(), "contexts" }, { (long) s.graphs.size(), "graphs" },

@@ -131,7 +131,8 @@ TEST(one_node_is_cut) {
     clean();
 }
 
-// States of sequences lie behind each other, whatever the sizes of the tensor that holds them: a slice takes those of its own.
+// States of sequences lie behind each other, whatever the sizes of the tensor that holds them: a slice takes those of
+// its own.
 static void recurrence_once(gcuda_backend_t backend, struct asked * a, bool is_flat, float * found) {
     enum { Z = 8, H = 2, S = 3, T = 5 * S };
     struct place p = place_begin();
@@ -171,7 +172,11 @@ TEST(sequences_are_cut_apart_whatever_the_sizes_of_their_states) {
 
 // Fewer channels would have no kernel on tensor cores, and each slice would read the whole image for them.
 TEST(convolutions_are_cut_into_many_channels) {
-    static const struct { int64_t n_channels; long n_slices; } cases[] = { { 40, 2 }, { 64, 2 }, { 130, 6 } }; // of two images
+    // of two images
+    static const struct {
+        int64_t n_channels;
+        long n_slices;
+    } cases[] = { { 40, 2 }, { 64, 2 }, { 130, 6 } };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     REQUIRE(backend != NULL);
     for (int i = 0; i < 3; ++i) {
@@ -200,8 +205,10 @@ static struct gcuda_tensor * product_of(struct gcuda_context * ctx, int way, str
         in[2] = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 300);
         return gcuda_mul_mat_id(ctx, in[0], in[1], in[2]);
     }
-    in[0] = way == 0 ? gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 32, 5) : gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 5, 32);
-    in[1] = way == 0 ? gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 32, 520, 2) : gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 520, 32, 2);
+    in[0] =
+        way == 0 ? gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 32, 5) : gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 5, 32);
+    in[1] = way == 0 ? gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 32, 520, 2)
+                     : gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 520, 32, 2);
     in[2] = NULL;
     return way == 0 ? gcuda_mul_mat(ctx, in[0], in[1]) : gcuda_out_prod(ctx, in[0], in[1]);
 }
@@ -227,7 +234,10 @@ TEST(products_are_cut_into_many_columns) {
             for (int i = 0; i < 520 * 32 * 2; ++i) { values[i] = (float) ((i * 37 + k) % 101) / 50.0f - 1.0f; }
             for (int i = 0; i < 32 * 5; ++i) { halves[i] = gcuda_fp32_to_fp16(values[i]); }
             for (int i = 0; i < 600; ++i) { ids[i] = i % 3; }
-            const void * data = in[k] == NULL ? NULL : k == 2 ? (void *) ids : in[k]->type == GCUDA_TYPE_F16 ? (void *) halves : (void *) values;
+            const void * data = in[k] == NULL                   ? NULL
+                                : k == 2                        ? (void *) ids
+                                : in[k]->type == GCUDA_TYPE_F16 ? (void *) halves
+                                                                : (void *) values;
             if (data != NULL) { CHECK_OK(gcuda_backend_tensor_set(in[k], data, 0, gcuda_nbytes(in[k]))); }
         }
         CHECK_OK(gcuda_backend_graph_compute(backend, graph));
@@ -238,7 +248,8 @@ TEST(products_are_cut_into_many_columns) {
         CHECK_EQ_I(a.n, n_slices[way]);
         CHECK_OK(gcuda_backend_tensor_get(y, cut, 0, gcuda_nbytes(y)));
         for (int64_t i = 0; i < gcuda_nelements(y); ++i) {
-            CHECK_MSG(fabsf(cut[i] - whole[i]) <= 5e-3f, "way %d, element %d: %g, not %g", way, (int) i, cut[i], whole[i]);
+            CHECK_MSG(
+                fabsf(cut[i] - whole[i]) <= 5e-3f, "way %d, element %d: %g, not %g", way, (int) i, cut[i], whole[i]);
         }
         CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
         place_end(&p);
@@ -292,7 +303,8 @@ TEST(guesses_follow_what_was_measured) {
     cu->cancel.factor[GCUDA_OP_ADD] = 1e4;
     const long before = sim_counts("cudaLaunchKernelEx");
     CHECK_OK(gcuda_backend_graph_compute(backend, c.graph));
-    CHECK(sim_counts("cudaLaunchKernelEx") - before >= N_NODES + 4); // the first node at least in slices of 1024 elements
+    // the first node at least in slices of 1024 elements
+    CHECK(sim_counts("cudaLaunchKernelEx") - before >= N_NODES + 4);
     CHECK(cu->cancel.factor[GCUDA_OP_ADD] < 1e4);
     place_end(&c.p);
     gcuda_backend_free(backend);
@@ -307,8 +319,8 @@ TEST(every_operation_says_whether_it_can_be_cut) {
     for (int op = 1; op < GCUDA_OP_COUNT; ++op) {
         bool is_whole = false;
         for (size_t i = 0; i < sizeof whole / sizeof whole[0]; ++i) { is_whole = is_whole || (int) whole[i] == op; }
-        const bool is_view = op == GCUDA_OP_RESHAPE || op == GCUDA_OP_VIEW || op == GCUDA_OP_PERMUTE ||
-                             op == GCUDA_OP_TRANSPOSE;
+        const bool is_view =
+            op == GCUDA_OP_RESHAPE || op == GCUDA_OP_VIEW || op == GCUDA_OP_PERMUTE || op == GCUDA_OP_TRANSPOSE;
         const bool can = gcudai_cuda_cut_of((enum gcuda_op) op) != NULL;
         CHECK_MSG(is_view || can != is_whole, "%s: %s", gcuda_op_name((enum gcuda_op) op),
             can ? "in both lists" : "neither cut by a rule of GCUDA_OPS nor among those that cannot be cut");

@@ -1,5 +1,5 @@
-// cuBLAS loaded when it is needed, where it may be missing or another version than was expected: products then take gcuda's
-// own kernels. The loader's functions are this file's.
+// cuBLAS loaded when it is needed, where it may be missing or another version than was expected: products then take
+// gcuda's own kernels. The loader's functions are this file's.
 #undef GCUDA_CUBLAS_LINK
 #define dlopen(name, flags) loader_open(name, flags)
 #define dlsym(library, name) loader_symbol(library, name)
@@ -69,7 +69,8 @@ static long product(const char * library, const char * without) {
     gcuda_log_set(listen, GCUDA_LOG_LEVEL_WARN, NULL);
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 20), *b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 20);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 20),
+                        *b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 20);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));

@@ -299,12 +299,14 @@ static enum gcudai_cuda_mm_path chosen_of_experts(const struct gcuda_mul_mat_id_
     const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(p, &d);
     return gcudai_cuda_mm_path_of(&c, ~0u);
 }
-static bool is_taken(enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc) {
+static bool is_taken(
+    enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc) {
     const struct gcudai_cuda_mm_device d = device_of(has_cublas, has_wgmma, cc);
     const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(p, &d);
     return gcudai_cuda_mm_takes(&c, path);
 }
-static bool is_taken_of_experts(enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_id_args * p, bool has_wgmma, int cc) {
+static bool is_taken_of_experts(
+    enum gcudai_cuda_mm_path path, const struct gcuda_mul_mat_id_args * p, bool has_wgmma, int cc) {
     const struct gcudai_cuda_mm_device d = device_of(true, has_wgmma, cc);
     const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_experts_of(p, &d);
     return gcudai_cuda_mm_takes(&c, path);
@@ -313,15 +315,23 @@ static bool is_taken_of_experts(enum gcudai_cuda_mm_path path, const struct gcud
 static bool has_rule(enum gcudai_cuda_mm_path path, enum gcuda_type type) {
     bool is_there = false;
     for (size_t i = 0; i < sizeof gcudai_cuda_mm_rules / sizeof gcudai_cuda_mm_rules[0]; ++i) {
-        is_there = is_there || (gcudai_cuda_mm_rules[i].path == path && (gcudai_cuda_mm_rules[i].types >> type & 1) != 0);
+        is_there =
+            is_there || (gcudai_cuda_mm_rules[i].path == path && (gcudai_cuda_mm_rules[i].types >> type & 1) != 0);
     }
     return is_there;
 }
 
 TEST(products_take_the_way_that_the_table_says) {
-    enum { OWN = GCUDAI_CUDA_MM_PLAIN, TILE = GCUDAI_CUDA_MM_TILE, CUBLAS = GCUDAI_CUDA_MM_CUBLAS,
-        CONVERTED = GCUDAI_CUDA_MM_CUBLAS_F32, HALVES = GCUDAI_CUDA_MM_CUBLAS_16,
-        VECTOR = GCUDAI_CUDA_MM_VEC, GROUPS = GCUDAI_CUDA_MM_WGMMA, GEMM = GCUDAI_CUDA_MM_GEMM };
+    enum {
+        OWN = GCUDAI_CUDA_MM_PLAIN,
+        TILE = GCUDAI_CUDA_MM_TILE,
+        CUBLAS = GCUDAI_CUDA_MM_CUBLAS,
+        CONVERTED = GCUDAI_CUDA_MM_CUBLAS_F32,
+        HALVES = GCUDAI_CUDA_MM_CUBLAS_16,
+        VECTOR = GCUDAI_CUDA_MM_VEC,
+        GROUPS = GCUDAI_CUDA_MM_WGMMA,
+        GEMM = GCUDAI_CUDA_MM_PACKED
+    };
     static const struct {
         enum gcuda_type a, b;
         int64_t k, m, n;
@@ -379,7 +389,8 @@ TEST(products_take_the_way_that_the_table_says) {
         int64_t k, m, n, n2;
         enum gcuda_prec prec;
         int with_cublas, without;
-    } large[] = { // with warp groups
+    } large[] = {
+        // with warp groups
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 4096, 4096, 32, 4, GCUDA_PREC_DEFAULT, GROUPS, GROUPS }, // joined
@@ -392,9 +403,9 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 16, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F16, 4096, 40, 9, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 4096, 40, 17, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 96, 40, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // 54 bytes a row
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 96, 40, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE },      // 54 bytes a row
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 1 << 22, 40, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // 2.25 MiB a row
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // scales for 16
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE },  // scales for 16
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4095, 128, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 3840, 4096, 129, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 128, 1, GCUDA_PREC_F32, CONVERTED, OWN },
@@ -415,7 +426,8 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8192, 4096, 2, 1, GCUDA_PREC_F32, VECTOR, VECTOR },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_BF16, 8192, 4096, 8, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 8192, 4095, 8, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 8192, 4096, 1, 2, GCUDA_PREC_DEFAULT, VECTOR, VECTOR }, // would be read twice
+        // would be read twice
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 8192, 4096, 1, 2, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
     };
     for (size_t i = 0; i < sizeof large / sizeof large[0]; ++i) {
         struct gcuda_mul_mat_args p;
@@ -428,7 +440,8 @@ TEST(products_take_the_way_that_the_table_says) {
         CHECK_EQ_I((int) chosen(&p, false, true, 900), large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
         CHECK((int) chosen(&p, true, true, 900) != GROUPS);
-        // below 8.0 there are no tensor cores for few columns of floats, and a large matrix of halves is cuBLAS's from two on
+        // below 8.0 there are no tensor cores for few columns of floats, and a large matrix of halves is cuBLAS's from
+        // two on
         if (large[i].a == GCUDA_TYPE_BF16 && large[i].n == 8 && large[i].prec == GCUDA_PREC_DEFAULT) {
             p.a.nb[1] -= gcuda_type_size(p.a.type);
             const bool is_large = p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_MM_HUGE;
@@ -436,9 +449,10 @@ TEST(products_take_the_way_that_the_table_says) {
         }
     }
     static const struct {
-        int kib; // of shared memory that a block may have
+        int kib;       // of shared memory that a block may have
         int few, many; // columns of a large matrix of Q4_0, with cuBLAS
-    } caps[] = { { 48, TILE, HALVES }, { 99, TILE, HALVES }, { 163, TILE, HALVES }, { 226, TILE, HALVES }, { 227, GROUPS, GROUPS } };
+    } caps[] = { { 48, TILE, HALVES }, { 99, TILE, HALVES }, { 163, TILE, HALVES }, { 226, TILE, HALVES },
+        { 227, GROUPS, GROUPS } };
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; ++i) {
         const bool fits = gcudai_cuda_fits_wgmma((size_t) caps[i].kib << 10);
         struct gcuda_mul_mat_args p;
@@ -458,13 +472,20 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
         int64_t k, n_experts, n_used, n_tokens;
         bool by_slots;
     } cases[] = {
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 18, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 19, false },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 9, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 10, false },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 4, 2, 4, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 256, 4, 2, 5, false },
-        { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_F32, 256, 0, 4, 2, true }, { GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, 256, 8, 1, 1, false },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 12, true }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 13, false },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 8, true }, { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 9, false },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 33, 2, 2, 4, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 0, 8, 1, 1, false },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 18, true },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 19, false },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 9, true },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 10, false },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 4, 2, 4, true },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 256, 4, 2, 5, false },
+        { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_F32, 256, 0, 4, 2, true },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, 256, 8, 1, 1, false },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 12, true },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 13, false },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 8, true },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 9, false },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 33, 2, 2, 4, true },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 0, 8, 1, 1, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct gcuda_mul_mat_id_args p;
@@ -495,16 +516,18 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 191, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 192, 0, W, OWN, OWN, true, true },
         { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, W, OWN, OWN, true, true },
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, OWN, OWN, OWN, false, true }, // rows at odd bytes
+        // rows at odd bytes
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, OWN, OWN, OWN, false, true },
         { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 20, 0, B, B, OWN, false, true },
-        { GCUDA_TYPE_Q5_1, GCUDA_TYPE_F32, 2048, 2880, 32, 4, 20, 0, OWN, OWN, OWN, true, false }, // no kernels for lists
+        // no kernels for lists
+        { GCUDA_TYPE_Q5_1, GCUDA_TYPE_F32, 2048, 2880, 32, 4, 20, 0, OWN, OWN, OWN, true, false },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 48, 0, B, B, OWN, true, true },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 49, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 32, 0, B, B, OWN, true, true },
         { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 33, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, W, OWN, OWN, true, true },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, OWN, OWN, OWN, false, false }, // rows of 1050 bytes
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 512, 1792, 32, 4, 20, 0, OWN, OWN, OWN, true, true }, // small
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 512, 1792, 32, 4, 20, 0, OWN, OWN, OWN, true, true },   // small
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 100, 32, 4, 20, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 2, OWN, OWN, OWN, false, false },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 4, B, B, OWN, false, true },
@@ -523,7 +546,8 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         CHECK_MSG((int) chosen_of_experts(&p, true, 900) == cases[i].with, "case %d", (int) i);
         CHECK_MSG((int) chosen_of_experts(&p, false, 900) == cases[i].without, "case %d", (int) i);
         CHECK_MSG((int) chosen_of_experts(&p, false, 750) == cases[i].old, "case %d", (int) i);
-        CHECK_MSG(is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, true, 900) == cases[i].takes_groups, "case %d", (int) i);
+        CHECK_MSG(
+            is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, true, 900) == cases[i].takes_groups, "case %d", (int) i);
         CHECK_MSG(is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 900) == cases[i].takes_bytes, "case %d", (int) i);
         CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, false, 900));
         CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 750));
@@ -541,41 +565,65 @@ static char way_letter(enum gcudai_cuda_mm_path product) {
         case GCUDAI_CUDA_MM_CUBLAS: return 'B';
         case GCUDAI_CUDA_MM_CUBLAS_F32: return 'C';
         case GCUDAI_CUDA_MM_CUBLAS_16: return 'H';
-        case GCUDAI_CUDA_MM_GEMM: return 'M';
+        case GCUDAI_CUDA_MM_PACKED: return 'M';
         case GCUDAI_CUDA_MM_INT8: return 'Y';
-        default: return '?';
+        case GCUDAI_CUDA_MM_GEMM: return '?'; // only after packing
     }
+    return '?';
 }
 
-// Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b), F32 (f), halves (h).
-// Of mul_mat_id: slots for each expert up to which lists go as bytes (0: never), and from which warp groups are taken.
+// Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b),
+// F32 (f), halves (h). Of mul_mat_id: slots for each expert up to which lists go as bytes (0: never), and from which
+// warp groups are taken.
 static const struct weight_type {
     enum gcuda_type type;
     char of;
     int bytes_to, groups_from;
 } weight_types[] = {
-    { GCUDA_TYPE_F32, 'f', 0, 0 }, { GCUDA_TYPE_F16, 'h', 0, 0 }, { GCUDA_TYPE_BF16, 'h', 0, 0 },
-    { GCUDA_TYPE_Q4_0, 'a', 8, 12 }, { GCUDA_TYPE_Q4_1, 'a', 0, 24 }, { GCUDA_TYPE_Q5_0, 'a', 0, 4 }, { GCUDA_TYPE_Q5_1, 'a', 0, 24 },
-    { GCUDA_TYPE_Q8_0, 'a', 8, 4 }, { GCUDA_TYPE_IQ4_NL, 'a', 4, 4 }, { GCUDA_TYPE_MXFP4, 'a', 8, 12 },
-    { GCUDA_TYPE_Q2_K, 'b', 0, 24 }, { GCUDA_TYPE_Q3_K, 'b', 0, 12 }, { GCUDA_TYPE_Q4_K, 'k', 8, 24 }, { GCUDA_TYPE_Q5_K, 'k', 6, 24 },
-    { GCUDA_TYPE_Q6_K, 'b', 6, 12 }, { GCUDA_TYPE_IQ4_XS, 'a', 4, 4 }, { GCUDA_TYPE_IQ2_XXS, 'a', 0, 12 }, { GCUDA_TYPE_IQ2_XS, 'b', 4, 12 },
-    { GCUDA_TYPE_IQ2_S, 'b', 0, 4 }, { GCUDA_TYPE_IQ3_XXS, 'a', 0, 12 }, { GCUDA_TYPE_IQ3_S, 'a', 0, 12 }, { GCUDA_TYPE_IQ1_S, 'a', 0, 4 },
+    { GCUDA_TYPE_F32, 'f', 0, 0 },
+    { GCUDA_TYPE_F16, 'h', 0, 0 },
+    { GCUDA_TYPE_BF16, 'h', 0, 0 },
+    { GCUDA_TYPE_Q4_0, 'a', 8, 12 },
+    { GCUDA_TYPE_Q4_1, 'a', 0, 24 },
+    { GCUDA_TYPE_Q5_0, 'a', 0, 4 },
+    { GCUDA_TYPE_Q5_1, 'a', 0, 24 },
+    { GCUDA_TYPE_Q8_0, 'a', 8, 4 },
+    { GCUDA_TYPE_IQ4_NL, 'a', 4, 4 },
+    { GCUDA_TYPE_MXFP4, 'a', 8, 12 },
+    { GCUDA_TYPE_Q2_K, 'b', 0, 24 },
+    { GCUDA_TYPE_Q3_K, 'b', 0, 12 },
+    { GCUDA_TYPE_Q4_K, 'k', 8, 24 },
+    { GCUDA_TYPE_Q5_K, 'k', 6, 24 },
+    { GCUDA_TYPE_Q6_K, 'b', 6, 12 },
+    { GCUDA_TYPE_IQ4_XS, 'a', 4, 4 },
+    { GCUDA_TYPE_IQ2_XXS, 'a', 0, 12 },
+    { GCUDA_TYPE_IQ2_XS, 'b', 4, 12 },
+    { GCUDA_TYPE_IQ2_S, 'b', 0, 4 },
+    { GCUDA_TYPE_IQ3_XXS, 'a', 0, 12 },
+    { GCUDA_TYPE_IQ3_S, 'a', 0, 12 },
+    { GCUDA_TYPE_IQ1_S, 'a', 0, 4 },
     { GCUDA_TYPE_IQ1_M, 'b', 0, 4 },
 };
 enum { N_WEIGHT_TYPES = 23, N_COUNTS = 12 };
 
 // Devices: old ones, new ones, and one with warp groups.
-static const struct { int cc; char kind; } capabilities[] = { { 500, 'o' }, { 610, 'o' }, { 700, 'o' }, { 750, 'o' }, { 800, 'n' },
-    { 860, 'n' }, { 890, 'n' }, { 900, 'n' }, { 900, 'g' }, { 1000, 'n' }, { 1030, 'n' }, { 1200, 'n' }, { 1210, 'n' } };
+static const struct {
+    int cc;
+    char kind;
+} capabilities[] = { { 500, 'o' }, { 610, 'o' }, { 700, 'o' }, { 750, 'o' }, { 800, 'n' }, { 860, 'n' }, { 890, 'n' },
+    { 900, 'n' }, { 900, 'g' }, { 1000, 'n' }, { 1030, 'n' }, { 1200, 'n' }, { 1210, 'n' } };
 static const int64_t column_counts[N_COUNTS] = { 1, 2, 8, 9, 16, 17, 64, 65, 128, 129, 256, 512 };
 // Weights: low (8 rows), small, large, and so large that halves are cuBLAS's.
-static const struct { char kind; int64_t k, m; } matrix_sizes[] = { { 'l', 4096, 8 }, { 's', 4096, 40 }, { 's', 4096, 4095 },
-    { 'L', 4096, 4096 }, { 'X', 8192, 4096 } };
+static const struct {
+    char kind;
+    int64_t k, m;
+} matrix_sizes[] = { { 'l', 4096, 8 }, { 's', 4096, 40 }, { 's', 4096, 4095 }, { 'L', 4096, 4096 },
+    { 'X', 8192, 4096 } };
 
 // Which way a product of so many columns goes; the first line that a case is in counts.
 struct way_rule {
-    const char * types, * sizes, * at, * devices, * cublas; // at: bytes by which weights miss a multiple of 16
-    const char * ways;                                      // of column_counts
+    const char *types, *sizes, *at, *devices, *cublas; // at: bytes by which weights miss a multiple of 16
+    const char * ways;                                 // of column_counts
 };
 static const struct way_rule way_rules[] = {
     // columns                                1 2 8 9 16 17 64 65 128 129 256 512
@@ -622,7 +670,8 @@ static const struct way_rule exact_rules[] = {
 #define WAY_RULES (sizeof way_rules / sizeof way_rules[0])
 #define EXACT_RULES (sizeof exact_rules / sizeof exact_rules[0])
 
-static const char * ways_of(const struct way_rule * rules, size_t n, char type, char size, int at, char device, bool has_cublas) {
+static const char * ways_of(
+    const struct way_rule * rules, size_t n, char type, char size, int at, char device, bool has_cublas) {
     for (size_t i = 0; i < n; ++i) {
         const struct way_rule * r = &rules[i];
         if (strchr(r->types, type) && strchr(r->sizes, size) && strchr(r->at, '0' + at) && strchr(r->devices, device) &&
@@ -633,7 +682,8 @@ static const char * ways_of(const struct way_rule * rules, size_t n, char type, 
     return "????????????";
 }
 
-static struct gcuda_mul_mat_args table_product(enum gcuda_type type, enum gcuda_type columns, int64_t k, int64_t m, int64_t n) {
+static struct gcuda_mul_mat_args table_product(
+    enum gcuda_type type, enum gcuda_type columns, int64_t k, int64_t m, int64_t n) {
     struct gcuda_mul_mat_args p;
     GCUDAI_ZERO(p);
     p.a = packed_array(type, k, m, 1);
@@ -643,25 +693,31 @@ static struct gcuda_mul_mat_args table_product(enum gcuda_type type, enum gcuda_
     return p;
 }
 
-// Weights of one type and size on one device; not at a multiple of 16 bytes by their address or by their rows. Types of columns: with
-// halves beside others than F32 and their own, other rules hold (see above).
+// Weights of one type and size on one device; not at a multiple of 16 bytes by their address or by their rows. Types of
+// columns: with halves beside others than F32 and their own, other rules hold (see above).
 static void check_ways(const struct weight_type * w, char size, int64_t k, int64_t m, int cc, char device) {
     for (int c = 0; c < 4 * 2 * 5; ++c) {
         const bool has_cublas = c % 2 == 0, is_exact = c / 2 % 2 == 1;
         const int at = c / 8 == 0 ? 0 : c / 8 % 2 == 1 ? 2 : 4, type_of_columns = c / 4 % 2;
-        if (w->type == GCUDA_TYPE_F32 && (at == 2 || type_of_columns == 1)) { continue; } // no whole elements; converted
+        // no whole elements; converted
+        if (w->type == GCUDA_TYPE_F32 && (at == 2 || type_of_columns == 1)) { continue; }
         const enum gcuda_type columns = type_of_columns == 0 ? GCUDA_TYPE_F32 : w->of == 'h' ? w->type : GCUDA_TYPE_F16;
-        const char * want = ways_of(
-            is_exact ? exact_rules : way_rules, is_exact ? EXACT_RULES : WAY_RULES, w->of, size, at, device, has_cublas);
+        const char * want = ways_of(is_exact ? exact_rules : way_rules, is_exact ? EXACT_RULES : WAY_RULES, w->of, size,
+            at, device, has_cublas);
         char got[N_COUNTS + 1] = { 0 };
         for (int i = 0; i < N_COUNTS; ++i) {
             struct gcuda_mul_mat_args p = table_product(w->type, columns, k, m, column_counts[i]);
             p.prec = is_exact ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
-            if (c / 8 < 3) { p.a.data = (char *) p.a.data + at; } else { p.a.nb[1] += (size_t) at; }
+            if (c / 8 < 3) {
+                p.a.data = (char *) p.a.data + at;
+            } else {
+                p.a.nb[1] += (size_t) at;
+            }
             got[i] = way_letter(chosen(&p, has_cublas, device == 'g', cc));
         }
-        CHECK_MSG(strcmp(got, want) == 0, "%s, [%d, %d] %d bytes off, columns %s, on %d%s, %s, %s: %s, not %s", gcuda_type_name(w->type),
-            (int) k, (int) m, at, gcuda_type_name(columns), cc, device == 'g' ? " with warp groups" : "", has_cublas ? "cuBLAS" : "no cuBLAS",
+        CHECK_MSG(strcmp(got, want) == 0, "%s, [%d, %d] %d bytes off, columns %s, on %d%s, %s, %s: %s, not %s",
+            gcuda_type_name(w->type), (int) k, (int) m, at, gcuda_type_name(columns), cc,
+            device == 'g' ? " with warp groups" : "", has_cublas ? "cuBLAS" : "no cuBLAS",
             is_exact ? "exact" : "default", got, want);
     }
 }
@@ -670,8 +726,8 @@ TEST(products_of_all_types_take_the_way_of_the_table) {
     for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
         for (size_t s = 0; s < sizeof matrix_sizes / sizeof matrix_sizes[0]; ++s) {
             for (size_t d = 0; d < sizeof capabilities / sizeof capabilities[0]; ++d) {
-                check_ways(&weight_types[t], matrix_sizes[s].kind, matrix_sizes[s].k, matrix_sizes[s].m, capabilities[d].cc,
-                    capabilities[d].kind);
+                check_ways(&weight_types[t], matrix_sizes[s].kind, matrix_sizes[s].k, matrix_sizes[s].m,
+                    capabilities[d].cc, capabilities[d].kind);
             }
         }
         // very many columns: codebooks are written out once for cuBLAS
@@ -684,10 +740,13 @@ TEST(products_of_all_types_take_the_way_of_the_table) {
     }
 }
 
-// What is decided by shared memory: warp groups alone, from 227 KiB on. What a block may have on 6.1, 7.5, 7.0, 8.6, 8.0 and 9.0, and
-// what lies around the step.
-static const struct { size_t bytes; char kind; } shared_caps[] = { { 0, 'n' }, { 48 << 10, 'n' }, { 64 << 10, 'n' }, { 96 << 10, 'n' },
-    { 99 << 10, 'n' }, { 163 << 10, 'n' }, { 226 << 10, 'n' }, { (227 << 10) - 1, 'n' }, { 227 << 10, 'g' }, { 228 << 10, 'g' } };
+// What is decided by shared memory: warp groups alone, from 227 KiB on. What a block may have on 6.1, 7.5, 7.0, 8.6,
+// 8.0 and 9.0, and what lies around the step.
+static const struct {
+    size_t bytes;
+    char kind;
+} shared_caps[] = { { 0, 'n' }, { 48 << 10, 'n' }, { 64 << 10, 'n' }, { 96 << 10, 'n' }, { 99 << 10, 'n' },
+    { 163 << 10, 'n' }, { 226 << 10, 'n' }, { (227 << 10) - 1, 'n' }, { 227 << 10, 'g' }, { 228 << 10, 'g' } };
 enum { N_CAPS = sizeof shared_caps / sizeof shared_caps[0] };
 
 TEST(shared_memory_decides_on_warp_groups) {
@@ -697,7 +756,8 @@ TEST(shared_memory_decides_on_warp_groups) {
             const struct weight_type * w = &weight_types[t / 2];
             const char * want = ways_of(way_rules, WAY_RULES, w->of, 'L', 0, shared_caps[i].kind, t % 2 == 0);
             for (int c = 0; c < N_COUNTS; ++c) {
-                const struct gcuda_mul_mat_args p = table_product(w->type, GCUDA_TYPE_F32, 4096, 4096, column_counts[c]);
+                const struct gcuda_mul_mat_args p =
+                    table_product(w->type, GCUDA_TYPE_F32, 4096, 4096, column_counts[c]);
                 const bool fits = gcudai_cuda_fits_wgmma(shared_caps[i].bytes);
                 CHECK_MSG(way_letter(chosen(&p, t % 2 == 0, fits, 900)) == want[c], "%s, %d columns, %d bytes",
                     gcuda_type_name(w->type), (int) column_counts[c], (int) shared_caps[i].bytes);
@@ -706,8 +766,8 @@ TEST(shared_memory_decides_on_warp_groups) {
     }
 }
 
-// Of experts, by slots for each of them. Bytes want rows at multiples of 4 (of MXFP4 at any byte), warp groups experts at multiples of 16
-// and rows at even bytes, beside blocks of 256 at multiples of 16 too.
+// Of experts, by slots for each of them. Bytes want rows at multiples of 4 (of MXFP4 at any byte), warp groups experts
+// at multiples of 16 and rows at even bytes, beside blocks of 256 at multiples of 16 too.
 static char id_way_of(const struct weight_type * w, int64_t k, int64_t m, int at, char device, int slots) {
     const size_t row = gcuda_row_size(w->type, k), of_groups = gcuda_blck_size(w->type) == 32 ? 2 : 16;
     const bool is_block = w->of != 'f' && w->of != 'h', is_large = k >= 1024 && m >= 256;
@@ -741,19 +801,21 @@ static void check_experts(const struct weight_type * w, int64_t k, int64_t m, in
         p.as.data = (char *) p.as.data + at;
         const char want = id_way_of(w, k, m, at, device, n);
         const char got = way_letter(chosen_of_experts(&p, device == 'g', cc));
-        CHECK_MSG(got == want, "%s, [%d, %d] of %d experts %d bytes off, %d slots each, on %d%s: %c, not %c", gcuda_type_name(w->type),
-            (int) k, (int) m, (int) experts, at, n, cc, device == 'g' ? " with warp groups" : "", got, want);
+        CHECK_MSG(got == want, "%s, [%d, %d] of %d experts %d bytes off, %d slots each, on %d%s: %c, not %c",
+            gcuda_type_name(w->type), (int) k, (int) m, (int) experts, at, n, cc,
+            device == 'g' ? " with warp groups" : "", got, want);
     }
 }
 
 TEST(products_of_experts_of_all_types_take_the_way_of_the_table) {
-    static const int64_t sizes[][3] = { { 2048, 1792, 32 }, { 4096, 256, 8 }, { 1024, 4097, 64 }, { 1280, 768, 16 }, { 1056, 512, 24 },
-        { 2048, 255, 32 }, { 768, 1792, 32 }, { 256, 16, 16 } };
+    static const int64_t sizes[][3] = { { 2048, 1792, 32 }, { 4096, 256, 8 }, { 1024, 4097, 64 }, { 1280, 768, 16 },
+        { 1056, 512, 24 }, { 2048, 255, 32 }, { 768, 1792, 32 }, { 256, 16, 16 } };
     for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
         for (int s = 0; s < 8; ++s) {
             if (sizes[s][0] % gcuda_blck_size(weight_types[t].type) != 0) { continue; }
             for (size_t d = 0; d < sizeof capabilities / sizeof capabilities[0]; ++d) {
-                check_experts(&weight_types[t], sizes[s][0], sizes[s][1], sizes[s][2], capabilities[d].cc, capabilities[d].kind);
+                check_experts(
+                    &weight_types[t], sizes[s][0], sizes[s][1], sizes[s][2], capabilities[d].cc, capabilities[d].kind);
             }
         }
     }
@@ -762,30 +824,39 @@ TEST(products_of_experts_of_all_types_take_the_way_of_the_table) {
 TEST(shared_memory_decides_on_warp_groups_of_experts) {
     for (int i = 0; i < N_CAPS; ++i) {
         const bool fits = gcudai_cuda_fits_wgmma(shared_caps[i].bytes);
-        for (int t = 0; t < N_WEIGHT_TYPES; ++t) { check_experts(&weight_types[t], 2048, 1792, 32, 900, fits ? 'g' : 'n'); }
+        for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+            check_experts(&weight_types[t], 2048, 1792, 32, 900, fits ? 'g' : 'n');
+        }
         for (int t = 3; t < N_WEIGHT_TYPES; ++t) { // blocks, with very many slots: warp groups where they fit
-            const struct gcuda_mul_mat_id_args p = table_experts(weight_types[t].type, GCUDA_TYPE_F32, 2048, 1792, 32, 512);
+            const struct gcuda_mul_mat_id_args p =
+                table_experts(weight_types[t].type, GCUDA_TYPE_F32, 2048, 1792, 32, 512);
             CHECK(way_letter(chosen_of_experts(&p, fits, 900)) == (shared_caps[i].kind == 'g' ? 'G' : 'O'));
             CHECK(is_taken_of_experts(GCUDAI_CUDA_MM_WGMMA, &p, fits, 900) == (shared_caps[i].kind == 'g'));
         }
     }
 }
 
-// Few columns of every block format, with the most, the least and other shared memory that a block may have: rows in one step and
-// rows that take several passes. Weights are blocks of any bits whose halves are finite.
+// Few columns of every block format, with the most, the least and other shared memory that a block may have: rows in
+// one step and rows that take several passes. Weights are blocks of any bits whose halves are finite.
 static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
     const struct gcuda_type_traits * traits = gcuda_get_type_traits(type);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, k, m),
+                        *b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     uint32_t bits = 1;
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK(place_alloc(&p, backend));
     unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
-    float * x = (float *) malloc(gcuda_nbytes(b)), * out = (float *) malloc(gcuda_nbytes(y)), * row = (float *) malloc((size_t) k * 4);
-    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu); }
-    for (int64_t i = 0; i < k * n; ++i) { x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; }
+    float *x = (float *) malloc(gcuda_nbytes(b)), *out = (float *) malloc(gcuda_nbytes(y)),
+          *row = (float *) malloc((size_t) k * 4);
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) {
+        weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu);
+    }
+    for (int64_t i = 0; i < k * n; ++i) {
+        x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f;
+    }
     CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
     CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph));
@@ -821,8 +892,10 @@ static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK(place_alloc(&p, backend));
     unsigned char * weights = (unsigned char *) calloc(1, gcuda_nbytes(a));
-    float * x = (float *) calloc(1, gcuda_nbytes(b)), * out = (float *) calloc(1, gcuda_nbytes(y));
-    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) (i % 18 == 1 ? 0x3c : i % 18 == 0 ? 0 : 37 * i); }
+    float *x = (float *) calloc(1, gcuda_nbytes(b)), *out = (float *) calloc(1, gcuda_nbytes(y));
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) {
+        weights[i] = (unsigned char) (i % 18 == 1 ? 0x3c : i % 18 == 0 ? 0 : 37 * i);
+    }
     for (int64_t i = 0; i < K * n; ++i) { x[i] = (float) (i % 7) - 3.0f; }
     x[K * bad + 77] = NAN;
     CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
@@ -834,8 +907,8 @@ static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
     CHECK_OK(gcuda_backend_graph_compute(backend, graph));
     CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
     for (int64_t i = 0; i < M * n; ++i) {
-        CHECK_MSG((i / M == bad) == (bool) isnan(out[i]), "%d columns%s: column %d is %g", (int) n, by_experts ? " of experts" : "",
-            (int) (i / M), (double) out[i]);
+        CHECK_MSG((i / M == bad) == (bool) isnan(out[i]), "%d columns%s: column %d is %g", (int) n,
+            by_experts ? " of experts" : "", (int) (i / M), (double) out[i]);
     }
     free(out);
     free(x);
@@ -844,8 +917,8 @@ static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
 }
 
 // What cuBLAS was told of a product of the type with 64 columns.
-static int compute_type(
-    enum gcuda_type type, enum gcuda_cuda_switch full_precision, const char * env, enum gcuda_prec prec, bool by_out_prod) {
+static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precision, const char * env,
+    enum gcuda_prec prec, bool by_out_prod) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.full_precision = full_precision;
@@ -854,7 +927,8 @@ static int compute_type(
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     unsetenv("GCUDA_CUDA_CUBLAS_COMPUTE_TYPE");
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, 32, 64), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, 32, 64),
+                        *b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
     struct gcuda_tensor * y = by_out_prod ? gcuda_out_prod(p.ctx, a, b) : gcuda_mul_mat(p.ctx, a, b);
     gcuda_mul_mat_set_prec(y, prec);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
@@ -868,16 +942,25 @@ static int compute_type(
 }
 
 TEST(products_take_the_way_that_is_named) {
-    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
-    static const enum gcudai_cuda_mm_path paths[] = { GCUDAI_CUDA_MM_PLAIN, GCUDAI_CUDA_MM_TILE, GCUDAI_CUDA_MM_VEC, GCUDAI_CUDA_MM_WGMMA,
-        GCUDAI_CUDA_MM_CUBLAS, GCUDAI_CUDA_MM_CUBLAS_F32, GCUDAI_CUDA_MM_CUBLAS_16, GCUDAI_CUDA_MM_GEMM, GCUDAI_CUDA_MM_INT8 };
+    static const struct {
+        const char * name;
+        enum gcudai_cuda_mm_path path;
+    } cases[] = { { "cublas", GCUDAI_CUDA_MM_CUBLAS }, { "converted", GCUDAI_CUDA_MM_CUBLAS_F32 },
+        { "halves", GCUDAI_CUDA_MM_CUBLAS_16 }, { "gemm", GCUDAI_CUDA_MM_PACKED },
+#define X(ID, name, product) { product, GCUDAI_CUDA_MM_##ID },
+        GCUDA_MUL_MAT_PATH_LIST(X)
+#undef X
+    };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
-    for (int i = 0; i < 9; ++i) {
-        for (int by_env = 0; by_env < 3; ++by_env) { // by the parameter, by the environment, by the parameter against it
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const enum gcudai_cuda_mm_path path = cases[i].path;
+        if (cases[i].name[0] == '\0') { continue; }
+        // by the parameter, by the environment, by the parameter against it
+        for (int by_env = 0; by_env < 3; ++by_env) {
             char name[16];
-            snprintf(name, sizeof name, "%s", names[i]);
-            if (by_env > 0) { setenv("GCUDA_CUDA_PRODUCT", by_env == 1 ? names[i] : "nonsense", 1); }
+            snprintf(name, sizeof name, "%s", cases[i].name);
+            if (by_env > 0) { setenv("GCUDA_CUDA_PRODUCT", by_env == 1 ? cases[i].name : "nonsense", 1); }
             params.product = by_env == 1 ? NULL : name;
             gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
             memset(name, 'x', sizeof name); // it was the caller's
@@ -889,11 +972,11 @@ TEST(products_take_the_way_that_is_named) {
             p.a = packed_array(GCUDA_TYPE_F32, 256, 40, 1);
             p.b = packed_array(GCUDA_TYPE_F32, 256, 30, 1);
             p.y = packed_array(GCUDA_TYPE_F32, 40, 30, 1);
-            CHECK_EQ_I(cu->product, 1 + (int) paths[i]);
-            const bool takes = is_taken(paths[i], &p, has_cublas, cu->kernels.has_wgmma, cu->device->cc) &&
-                               (paths[i] != GCUDAI_CUDA_MM_TILE || cu->device->cc >= 800);
+            CHECK_EQ_I(cu->product, 1 + (int) path);
+            const bool takes = is_taken(path, &p, has_cublas, cu->kernels.has_wgmma, cu->device->cc) &&
+                               (path != GCUDAI_CUDA_MM_TILE || cu->device->cc >= 800);
             CHECK_EQ_I((int) gcudai_cuda_mm_choose(cu, &p, NULL).path,
-                (int) (takes ? paths[i] : chosen(&p, has_cublas, cu->kernels.has_wgmma, cu->device->cc)));
+                (int) (takes ? path : chosen(&p, has_cublas, cu->kernels.has_wgmma, cu->device->cc)));
             gcuda_backend_free(backend);
             unsetenv("GCUDA_CUDA_PRODUCT");
         }
@@ -911,7 +994,8 @@ TEST(products_take_the_way_that_is_named) {
 }
 
 // The product of raw pointers has the bits of the node, whichever way it goes; what the operation refuses is refused.
-static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n, int64_t n_experts) {
+static void same_as_node(
+    gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n, int64_t n_experts) {
     struct place p = place_begin();
     const bool by_id = n_experts > 0;
     struct gcuda_tensor * a = gcuda_new_tensor_3d(p.ctx, type, k, m, by_id ? n_experts : 2);
@@ -924,9 +1008,10 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
     REQUIRE(place_alloc(&p, backend));
     const size_t size = gcuda_nbytes(y);
     unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
-    float * x = (float *) malloc(gcuda_nbytes(b)), * want = (float *) malloc(size), * got = (float *) malloc(size);
+    float *x = (float *) malloc(gcuda_nbytes(b)), *want = (float *) malloc(size), *got = (float *) malloc(size);
     int32_t * chosen = (int32_t *) malloc(gcuda_nbytes(ids));
-    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) (37 * i >> 3 & 0xbb); } // no half is NaN
+    // no half is NaN
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) (37 * i >> 3 & 0xbb); }
     for (int64_t i = 0; i < gcuda_nelements(b); ++i) { x[i] = (float) (i % 17) - 8.0f; }
     for (int64_t i = 0; i < 2 * n; ++i) { chosen[i] = (int32_t) (i * 5 % (by_id ? n_experts : 1)); }
     CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
@@ -943,7 +1028,8 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
     CHECK_OK(gcuda_backend_synchronize(backend));
     CHECK_OK(gcuda_backend_tensor_get(y, want, 0, size));
     CHECK_OK(gcuda_backend_tensor_get(raw, got, 0, size));
-    CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, %d experts", gcuda_type_name(type), (int) n, (int) n_experts);
+    CHECK_MSG(
+        memcmp(want, got, size) == 0, "%s, %d columns, %d experts", gcuda_type_name(type), (int) n, (int) n_experts);
     if (by_id) {
         chosen[1] = (int32_t) n_experts;
         CHECK_OK(gcuda_backend_tensor_set(ids, chosen, 0, gcuda_nbytes(ids)));
@@ -953,13 +1039,16 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
         for (int64_t i = m; i < 2 * m; ++i) { CHECK(got[i] == 0.0f && want[i] != 0.0f); }
     }
     id_args.b.ne[0] = args.b.ne[0] = k + 32;
-    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_HAS(gcuda_last_error(), by_id ? "mul_mat_id" : "mul_mat");
     id_args.b = args.b = gcudai_array(b);
     id_args.b.data = args.b.data = NULL;
-    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
     id_args.b.data = args.b.data = (char *) b->data + 2;
-    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_HAS(gcuda_last_error(), "not aligned to 4 bytes");
     free(chosen);
     free(got);
@@ -970,7 +1059,8 @@ static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t 
 }
 
 TEST(products_of_raw_pointers) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K,
+        GCUDA_TYPE_IQ2_XS };
     static const int64_t columns[] = { 1, 3, 20, 70 };
     static const char * const ways[] = { NULL, "own", "gemm" };
     for (int w = 0; w < 3; ++w) {
@@ -1002,11 +1092,12 @@ TEST(products_of_raw_pointers) {
     clean();
 }
 
-// Launchers store results of 16 bits as well: the F32 results, rounded. Weights are of any bits whose halves are finite, and not so
-// large that all results in F16 would be infinite.
+// Launchers store results of 16 bits as well: the F32 results, rounded. Weights are of any bits whose halves are
+// finite, and not so large that all results in F16 would be infinite.
 static void * upload(const void * data, size_t n_bytes) {
     void * p = NULL;
-    CHECK(cudaMalloc(&p, n_bytes) == cudaSuccess && cudaMemcpy(p, data, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(
+        cudaMalloc(&p, n_bytes) == cudaSuccess && cudaMemcpy(p, data, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     return p;
 }
 
@@ -1017,7 +1108,9 @@ static void upload_weights(struct gcuda_array * a) {
         const bool is_exponent = a->type == GCUDA_TYPE_MXFP4 && i % 17 == 0;
         weights[i] = (unsigned char) (is_exponent ? 120 + i % 5 : 37 * i >> 3 & 0xbb); // no half is NaN
     }
-    for (size_t i = 0; i < n_bytes / 4 && a->type == GCUDA_TYPE_F32; ++i) { ((float *) (void *) weights)[i] = (float) (i % 13) - 6.0f; }
+    for (size_t i = 0; i < n_bytes / 4 && a->type == GCUDA_TYPE_F32; ++i) {
+        ((float *) (void *) weights)[i] = (float) (i % 13) - 6.0f;
+    }
     for (size_t i = 0; i < n_bytes / 2 && a->type == GCUDA_TYPE_BF16; ++i) { // not whole numbers
         ((gcuda_bf16_t *) (void *) weights)[i] = gcuda_fp32_to_bf16((float) (i % 29) * 0.37f - 5.0f);
     }
@@ -1032,11 +1125,13 @@ static void upload_columns(struct gcuda_array * b) {
     free(x);
 }
 
-static void check_rounded(const float * want, const uint16_t * got, int64_t n, enum gcuda_type to, const char * what, int columns, int way) {
+static void check_rounded(
+    const float * want, const uint16_t * got, int64_t n, enum gcuda_type to, const char * what, int columns, int way) {
     int64_t n_numbers = 0;
     for (int64_t i = 0; i < n; ++i) {
         const uint16_t rounded = to == GCUDA_TYPE_F16 ? gcuda_fp32_to_fp16(want[i]) : gcuda_fp32_to_bf16(want[i]).bits;
-        CHECK_MSG(rounded == got[i], "%s to %s, %d columns, way %d: result %d", what, gcuda_type_name(to), columns, way, (int) i);
+        CHECK_MSG(rounded == got[i], "%s to %s, %d columns, way %d: result %d", what, gcuda_type_name(to), columns, way,
+            (int) i);
         n_numbers += fabsf(want[i]) < 65504.0f && want[i] != 0.0f;
     }
     CHECK_MSG(2 * n_numbers > n, "%s, %d columns, way %d: few results say anything", what, columns, way);
@@ -1046,13 +1141,16 @@ enum { PLAIN_WAY, VECTOR_WAY, TILE_WAY, FUSED_WAY, N_SHORT_WAYS };
 static gcuda_status launch_short(const struct gcuda_mul_mat_args * p, int way) {
     static const struct gcuda_mul_mat_epilogue none; // leaves the sums alone
     const bool is_quantized = gcuda_is_quantized(p->a.type);
-    const size_t size = way == TILE_WAY ? product_scratch(GCUDA_MUL_MAT_TILE, p, NULL) : is_quantized ? product_scratch(GCUDA_MUL_MAT_VEC, p, NULL) : 0;
+    const size_t size = way == TILE_WAY ? product_scratch(GCUDA_MUL_MAT_TILE, p, NULL)
+                        : is_quantized  ? product_scratch(GCUDA_MUL_MAT_VEC, p, NULL)
+                                        : 0;
     void * scratch = NULL;
     CHECK(cudaMalloc(&scratch, size + 16) == cudaSuccess);
     const gcuda_status st = way == PLAIN_WAY  ? launch_product(GCUDA_MUL_MAT_PLAIN, p, NULL, NULL, NULL)
                             : way == TILE_WAY ? launch_product(GCUDA_MUL_MAT_TILE, p, NULL, scratch, NULL)
-                            : is_quantized    ? launch_product(GCUDA_MUL_MAT_VEC, p, way == FUSED_WAY ? &none : NULL, scratch, NULL)
-                                              : launch_product(GCUDA_MUL_MAT_VEC, p, NULL, NULL, NULL);
+                            : is_quantized
+                                ? launch_product(GCUDA_MUL_MAT_VEC, p, way == FUSED_WAY ? &none : NULL, scratch, NULL)
+                                : launch_product(GCUDA_MUL_MAT_VEC, p, NULL, NULL, NULL);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
     return st;
 }
@@ -1068,7 +1166,7 @@ static void results_of_16_bits(enum gcuda_type type, int64_t k, int64_t n) {
     upload_weights(&p.a);
     upload_columns(&p.b);
     const size_t most = (size_t) (M * n) * sizeof(float);
-    float * want = (float *) malloc(most), * got = (float *) malloc(most);
+    float *want = (float *) malloc(most), *got = (float *) malloc(most);
     void * y = NULL;
     CHECK(cudaMalloc(&y, most) == cudaSuccess);
     const bool is_wide = gcuda_is_quantized(type) && GCUDA_SIM_CC >= 800 && p.a.nb[1] % 4 == 0;
@@ -1081,7 +1179,10 @@ static void results_of_16_bits(enum gcuda_type type, int64_t k, int64_t n) {
             p.y.data = y;
             CHECK_OK(launch_short(&p, way));
             CHECK(cudaMemcpy(to > 0 ? got : want, y, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
-            if (to > 0) { check_rounded(want, (const uint16_t *) (const void *) got, M * n, p.y.type, gcuda_type_name(type), (int) n, way); }
+            if (to > 0) {
+                check_rounded(
+                    want, (const uint16_t *) (const void *) got, M * n, p.y.type, gcuda_type_name(type), (int) n, way);
+            }
         }
     }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(y) == cudaSuccess);
@@ -1093,7 +1194,8 @@ TEST(launchers_of_products_round_results) {
     static const int64_t columns[] = { 1, 2, 3, 7, 8, 15, 16, 33, 70 };
     for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
         for (int i = 0; i < 9; ++i) { // rows of one block of 256 lie at any multiple of 2 bytes, of two at 4
-            results_of_16_bits(weight_types[t].type, columns[i] == 2 || columns[i] == 7 || columns[i] == 16 ? 512 : 256, columns[i]);
+            results_of_16_bits(
+                weight_types[t].type, columns[i] == 2 || columns[i] == 7 || columns[i] == 16 ? 512 : 256, columns[i]);
         }
     }
     clean();
@@ -1101,9 +1203,13 @@ TEST(launchers_of_products_round_results) {
 
 // Of experts: any way, slots one by one, and lists of them as bytes.
 static gcuda_status launch_short_id(struct gcuda_mul_mat_id_args * p, int way) {
-    const size_t size = way == 0 ? experts_scratch(GCUDA_MUL_MAT_PLAIN, p) : way == 2 ? experts_scratch(GCUDA_MUL_MAT_INT8, p) : 0;
+    const size_t size = way == 0   ? experts_scratch(GCUDA_MUL_MAT_PLAIN, p)
+                        : way == 2 ? experts_scratch(GCUDA_MUL_MAT_INT8, p)
+                                   : 0;
     CHECK(cudaMalloc(&p->scratch, size + 16) == cudaSuccess);
-    const enum gcuda_mul_mat_path path = way == 0 ? GCUDA_MUL_MAT_PLAIN : way == 2 ? GCUDA_MUL_MAT_INT8 : GCUDA_MUL_MAT_VEC;
+    const enum gcuda_mul_mat_path path = way == 0   ? GCUDA_MUL_MAT_PLAIN
+                                         : way == 2 ? GCUDA_MUL_MAT_INT8
+                                                    : GCUDA_MUL_MAT_VEC;
     const gcuda_status st = launch_experts(path, p, NULL, NULL);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(p->scratch) == cudaSuccess);
     return st;
@@ -1122,7 +1228,7 @@ static void results_of_experts_of_16_bits(const struct weight_type * w, int64_t 
     for (int64_t i = 0; i < USED * tokens; ++i) { ids[i] = (int32_t) (i * 5 % 7 % EXPERTS); }
     p.ids.data = upload(ids, p.ids.nb[2]);
     const size_t most = (size_t) (M * USED * tokens) * sizeof(float);
-    float * want = (float *) malloc(most), * got = (float *) malloc(most);
+    float *want = (float *) malloc(most), *got = (float *) malloc(most);
     void * y = NULL;
     CHECK(cudaMalloc(&y, most) == cudaSuccess);
     for (int way = 0; way < 3; ++way) {
@@ -1134,7 +1240,8 @@ static void results_of_experts_of_16_bits(const struct weight_type * w, int64_t 
             CHECK(cudaMemcpy(to > 0 ? got : want, y, p.y.nb[3], cudaMemcpyDeviceToHost) == cudaSuccess);
             if (to == 0 || is_refused) { continue; }
             const char * name = gcuda_type_name(w->type);
-            check_rounded(want, (const uint16_t *) (const void *) got, M * USED * tokens, p.y.type, name, (int) tokens, 10 + way);
+            check_rounded(
+                want, (const uint16_t *) (const void *) got, M * USED * tokens, p.y.type, name, (int) tokens, 10 + way);
         }
     }
     CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess);
@@ -1152,9 +1259,18 @@ TEST(launchers_of_products_of_experts_round_results) {
     clean();
 }
 
-// Paths that cannot round results refuse, launch nothing and write nothing. In F32 they compute, except WGMMA, which the simulated device
-// lacks. Groups of blocks on path VEC do round.
-enum { REFUSE_WG, REFUSE_WG_FUSED, REFUSE_WG_GROUP, REFUSE_GEMM, REFUSE_TILE_FUSED, REFUSE_FLOAT_FUSED, REFUSE_FLOAT_GROUP, N_REFUSE };
+// Paths that cannot round results refuse, launch nothing and write nothing. In F32 they compute, except WGMMA, which
+// the simulated device lacks. Groups of blocks on path VEC do round.
+enum {
+    REFUSE_WG,
+    REFUSE_WG_FUSED,
+    REFUSE_WG_GROUP,
+    REFUSE_GEMM,
+    REFUSE_TILE_FUSED,
+    REFUSE_FLOAT_FUSED,
+    REFUSE_FLOAT_GROUP,
+    N_REFUSE
+};
 static gcuda_status launch_of_f32(const struct gcuda_mul_mat_args * p, int way, void * scratch) {
     static const struct gcuda_mul_mat_epilogue none;
     switch (way) {
@@ -1177,7 +1293,7 @@ static void refuses_16_bits(enum gcuda_type type, int way, enum gcuda_type to) {
     p.b = packed_array(way == REFUSE_GEMM ? type : GCUDA_TYPE_F32, K, n, 1);
     p.y = packed_array(to, M, n, 1);
     upload_weights(&p.a);
-    char * y = (char *) malloc((size_t) (M * n) * 4), * scratch = NULL;
+    char *y = (char *) malloc((size_t) (M * n) * 4), *scratch = NULL;
     memset(y, 0x5a, (size_t) (M * n) * 4);
     CHECK(cudaMalloc(&p.b.data, p.b.nb[3]) == cudaSuccess && cudaMalloc((void **) &scratch, SCRATCH) == cudaSuccess);
     CHECK(cudaMemsetAsync(p.b.data, 0, p.b.nb[3], NULL) == cudaSuccess);
@@ -1185,14 +1301,16 @@ static void refuses_16_bits(enum gcuda_type type, int way, enum gcuda_type to) {
     static const struct gcuda_mul_mat_epilogue none;
     CHECK(product_scratch(GCUDA_MUL_MAT_TILE, &p, &none) <= SCRATCH);
     const bool is_block_group = way == REFUSE_FLOAT_GROUP && gcuda_is_quantized(type); // VEC of blocks rounds results
-    const bool takes_f32 = way >= REFUSE_GEMM && to == GCUDA_TYPE_F32 && (way == REFUSE_TILE_FUSED || !gcuda_is_quantized(type));
+    const bool takes_f32 =
+        way >= REFUSE_GEMM && to == GCUDA_TYPE_F32 && (way == REFUSE_TILE_FUSED || !gcuda_is_quantized(type));
     const bool is_taken = takes_f32 || is_block_group;
     const int64_t n_written = is_taken ? M * n * (int64_t) gcuda_type_size(to) : 0;
     const long before = sim_counts("cudaLaunchKernelEx");
-    CHECK_MSG(launch_of_f32(&p, way, scratch) == (is_taken ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED), "%s to %s, launcher %d",
-        gcuda_type_name(type), gcuda_type_name(to), way);
+    CHECK_MSG(launch_of_f32(&p, way, scratch) == (is_taken ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED),
+        "%s to %s, launcher %d", gcuda_type_name(type), gcuda_type_name(to), way);
     CHECK((sim_counts("cudaLaunchKernelEx") > before) == is_taken);
-    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(y, p.y.data, (size_t) (M * n) * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess &&
+          cudaMemcpy(y, p.y.data, (size_t) (M * n) * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int64_t i = 0; i < M * n * 4; ++i) { CHECK(y[i] == (i < n_written ? 0 : 0x5a)); }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess);
     CHECK(cudaFree(p.y.data) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
@@ -1211,8 +1329,11 @@ static void experts_refuse_16_bits(enum gcuda_type type, enum gcuda_type to) {
     p.y.data = upload(y, sizeof y);
     CHECK(launch_experts(GCUDA_MUL_MAT_WGMMA, &p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     const struct gcuda_mul_mat_epilogue none = { .scale = 0.0f };
-    if (!gcuda_is_quantized(type)) { CHECK(launch_experts(GCUDA_MUL_MAT_VEC, &p, &none, NULL) == GCUDA_STATUS_UNSUPPORTED); }
-    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(y, p.y.data, sizeof y, cudaMemcpyDeviceToHost) == cudaSuccess);
+    if (!gcuda_is_quantized(type)) {
+        CHECK(launch_experts(GCUDA_MUL_MAT_VEC, &p, &none, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    }
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess &&
+          cudaMemcpy(y, p.y.data, sizeof y, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (size_t i = 0; i < sizeof y; ++i) { CHECK(y[i] == 0x5a); }
     CHECK(cudaFree(p.y.data) == cudaSuccess);
 }
@@ -1255,8 +1376,8 @@ static void floats_on_exact_memory(enum gcuda_type type, int64_t k, int64_t m, i
     for (int64_t i = 0; i < m * n; ++i) {
         int64_t want = 0;
         for (int64_t j = 0; j < k; ++j) { want += (7 * (i % m * k + j) % 13 - 6) * (3 * (i / m * k + j) % 11 - 5); }
-        CHECK_MSG(got[i] == (float) want, "%s, [%d, %d] and %d columns: result %d is %g, not %d", gcuda_type_name(type), (int) k, (int) m,
-            (int) n, (int) i, (double) got[i], (int) want);
+        CHECK_MSG(got[i] == (float) want, "%s, [%d, %d] and %d columns: result %d is %g, not %d", gcuda_type_name(type),
+            (int) k, (int) m, (int) n, (int) i, (double) got[i], (int) want);
     }
     free(got);
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
@@ -1271,7 +1392,8 @@ TEST(products_of_floats_read_nothing_beyond) {
     for (int i = 0; i < 3 * 3; ++i) {
         for (int64_t n = 1; n <= 8; ++n) {
             floats_on_exact_memory(types[i / 3], sizes[i % 3][0], sizes[i % 3][1], n, 0);
-            floats_on_exact_memory(types[i / 3], sizes[i % 3][0], sizes[i % 3][1], n, gcuda_backend_cuda_get_max_shared(backend));
+            floats_on_exact_memory(
+                types[i / 3], sizes[i % 3][0], sizes[i % 3][1], n, gcuda_backend_cuda_get_max_shared(backend));
             floats_on_exact_memory(types[i / 3], sizes[i % 3][0] + 3, sizes[i % 3][1], n, 0); // no pieces of 16 bytes
         }
     }
@@ -1291,7 +1413,8 @@ static void check_batches(const struct batches * c, const struct gcuda_cuda_para
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
     struct place p = place_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 32, 20, c->a2, c->a3);
-    struct gcuda_tensor * b = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 32, c->is_permuted ? c->b2 : 16, c->is_permuted ? 16 : c->b2, c->b3);
+    struct gcuda_tensor * b =
+        gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 32, c->is_permuted ? c->b2 : 16, c->is_permuted ? 16 : c->b2, c->b3);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, c->is_permuted ? gcuda_permute(p.ctx, b, 0, 2, 1, 3) : b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -1299,9 +1422,11 @@ static void check_batches(const struct batches * c, const struct gcuda_cuda_para
     CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph));
     CHECK_OK(gcuda_backend_synchronize(backend));
-    CHECK_MSG(sim_counts("cublasGemmStridedBatchedEx") == c->n_strided && sim_counts("cublasGemmBatchedEx") == c->n_pointers,
-        "[%d, %d] and [%d, %d]: %ld and %ld calls, want %ld and %ld", (int) c->a2, (int) c->a3, (int) c->b2, (int) c->b3,
-        sim_counts("cublasGemmStridedBatchedEx"), sim_counts("cublasGemmBatchedEx"), c->n_strided, c->n_pointers);
+    CHECK_MSG(
+        sim_counts("cublasGemmStridedBatchedEx") == c->n_strided && sim_counts("cublasGemmBatchedEx") == c->n_pointers,
+        "[%d, %d] and [%d, %d]: %ld and %ld calls, want %ld and %ld", (int) c->a2, (int) c->a3, (int) c->b2,
+        (int) c->b3, sim_counts("cublasGemmStridedBatchedEx"), sim_counts("cublasGemmBatchedEx"), c->n_strided,
+        c->n_pointers);
     place_end(&p);
     gcuda_backend_free(backend);
     clean();
@@ -1309,11 +1434,13 @@ static void check_batches(const struct batches * c, const struct gcuda_cuda_para
 
 TEST(many_matrices_are_one_call_of_cublas) {
     static const struct batches cases[] = {
-        { 1, 1, 1, 1, false, 1, 0 }, { 1, 1, 6, 1, false, 1, 0 }, { 6, 1, 6, 1, false, 1, 0 }, // one, joined columns, a batch
-        { 3, 1, 6, 1, false, 1, 0 }, { 3, 2, 3, 2, false, 1, 0 }, { 3, 2, 6, 2, false, 1, 0 }, // a batch of joined columns, of two dimensions
+        // one, joined columns, a batch
+        { 1, 1, 1, 1, false, 1, 0 }, { 1, 1, 6, 1, false, 1, 0 }, { 6, 1, 6, 1, false, 1, 0 },
+        // a batch of joined columns, of two dimensions
+        { 3, 1, 6, 1, false, 1, 0 }, { 3, 2, 3, 2, false, 1, 0 }, { 3, 2, 6, 2, false, 1, 0 },
         { 1, 1, 2, 3, false, 1, 0 }, { 1, 2, 1, 6, false, 1, 0 }, { 1, 1, 6, 1, true, 1, 0 },
-        { 3, 1, 3, 2, false, 0, 1 }, { 3, 2, 6, 4, false, 0, 1 }, { 3, 1, 6, 1, true, 0, 1 }, { 3, 2, 6, 2, true, 0, 1 },
-        { 5, 1, 5, 2, false, 2, 0 }, // each call has tiles for all four multiprocessors
+        { 3, 1, 3, 2, false, 0, 1 }, { 3, 2, 6, 4, false, 0, 1 }, { 3, 1, 6, 1, true, 0, 1 },
+        { 3, 2, 6, 2, true, 0, 1 }, { 5, 1, 5, 2, false, 2, 0 }, // each call has tiles for all four multiprocessors
     };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -1321,21 +1448,23 @@ TEST(many_matrices_are_one_call_of_cublas) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) { check_batches(&cases[i], &params); }
 }
 
-// One product of activations that only F32 holds and weights of the type, whose first element of a row is 1 and others are 0; by_id: of
-// the only expert.
-static float one_activation(enum gcuda_type type, int64_t columns, bool by_id, const struct gcuda_cuda_params * params, int * cc) {
+// One product of activations that only F32 holds and weights of the type, whose first element of a row is 1 and others
+// are 0; by_id: of the only expert.
+static float one_activation(
+    enum gcuda_type type, int64_t columns, bool by_id, const struct gcuda_cuda_params * params, int * cc) {
     enum { K = 32, M = 64 };
     fresh(1, 64 * MB, 1);
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, K, M), * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, columns);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, K, M),
+                        *ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, columns);
     struct gcuda_tensor * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, K, by_id ? 1 : columns, by_id ? columns : 1);
     struct gcuda_tensor * y = by_id ? gcuda_mul_mat_id(p.ctx, a, b, ids) : gcuda_mul_mat(p.ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK(place_alloc(&p, backend));
     CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
-    float w[K * M], * x = (float *) malloc(gcuda_nbytes(b)), out = NAN;
+    float w[K * M], *x = (float *) malloc(gcuda_nbytes(b)), out = NAN;
     char typed[sizeof w];
     for (int i = 0; i < K * M; ++i) { w[i] = i % K == 0 ? 1.0f : 0.0f; }
     for (int64_t i = 0; i < K * columns; ++i) { x[i] = 1.0f + 1.0f / 65536.0f; }
@@ -1364,7 +1493,8 @@ TEST(products_are_in_full_precision_when_asked) {
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "32f", GCUDA_PREC_DEFAULT, by_out_prod), FULL);
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "other", GCUDA_PREC_DEFAULT, by_out_prod), TF32);
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, "32f", GCUDA_PREC_DEFAULT, by_out_prod), TF32);
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, NULL, GCUDA_PREC_F32, by_out_prod), FULL); // of this node alone
+        // of this node alone
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, NULL, GCUDA_PREC_F32, by_out_prod), FULL);
     }
     static const struct {
         enum gcuda_type type;
@@ -1373,22 +1503,31 @@ TEST(products_are_in_full_precision_when_asked) {
         int rounds_from; // compute capability, unless asked for full precision
         const char * product;
     } cases[] = {
-        { GCUDA_TYPE_F16, 64, false, 0, NULL }, { GCUDA_TYPE_BF16, 64, false, 0, NULL }, // cuBLAS
-        { GCUDA_TYPE_F16, 8, false, 800, NULL }, { GCUDA_TYPE_BF16, 8, false, 800, NULL }, // few columns, on tensor cores
+        { GCUDA_TYPE_F16, 64, false, 0, NULL },
+        { GCUDA_TYPE_BF16, 64, false, 0, NULL }, // cuBLAS
+        // few columns, on tensor cores
+        { GCUDA_TYPE_F16, 8, false, 800, NULL },
+        { GCUDA_TYPE_BF16, 8, false, 800, NULL },
         { GCUDA_TYPE_F16, 2, false, 800, NULL },
-        { GCUDA_TYPE_F16, 1, false, INT32_MAX, NULL }, { GCUDA_TYPE_F32, 1, false, INT32_MAX, NULL },
-        { GCUDA_TYPE_F32, 64, false, 800, "tile" }, { GCUDA_TYPE_F16, 64, false, 800, "tile" }, // as where there is no cuBLAS
+        { GCUDA_TYPE_F16, 1, false, INT32_MAX, NULL },
+        { GCUDA_TYPE_F32, 1, false, INT32_MAX, NULL },
+        // as where there is no cuBLAS
+        { GCUDA_TYPE_F32, 64, false, 800, "tile" },
+        { GCUDA_TYPE_F16, 64, false, 800, "tile" },
         { GCUDA_TYPE_BF16, 64, false, 800, "tile" },
-        { GCUDA_TYPE_F32, 200, true, 800, NULL }, { GCUDA_TYPE_F16, 200, true, 800, NULL }, { GCUDA_TYPE_BF16, 200, true, 800, NULL },
+        { GCUDA_TYPE_F32, 200, true, 800, NULL },
+        { GCUDA_TYPE_F16, 200, true, 800, NULL },
+        { GCUDA_TYPE_BF16, 200, true, 800, NULL },
         { GCUDA_TYPE_F16, 2, true, INT32_MAX, NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         for (int on = 0; on < 2; ++on) {
-            const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, .product = cases[i].product };
+            const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF,
+                .product = cases[i].product };
             int cc = 0;
             const float out = one_activation(cases[i].type, cases[i].columns, cases[i].by_id, &params, &cc);
-            CHECK_MSG((out == 1.0f + 1.0f / 65536.0f) == (on != 0 || cc < cases[i].rounds_from), "case %d, %s: %.9g", (int) i, on ? "on" : "off",
-                (double) out);
+            CHECK_MSG((out == 1.0f + 1.0f / 65536.0f) == (on != 0 || cc < cases[i].rounds_from), "case %d, %s: %.9g",
+                (int) i, on ? "on" : "off", (double) out);
         }
     }
     clean();
@@ -1403,13 +1542,16 @@ TEST(products_keep_nan) {
     gcuda_backend_free(backend);
 }
 
-// Few slots of each expert, rounded to bytes, against the CPU backend: two shared-memory caps, rows in one pass and in several, lists of
-// more than eight, experts that nobody wants, ids that are none.
-static void run_experts(gcuda_backend_t backend, enum gcuda_type type, const int64_t * shape, const int32_t * ids, float * out) {
+// Few slots of each expert, rounded to bytes, against the CPU backend: two shared-memory caps, rows in one pass and in
+// several, lists of more than eight, experts that nobody wants, ids that are none.
+static void run_experts(
+    gcuda_backend_t backend, enum gcuda_type type, const int64_t * shape, const int32_t * ids, float * out) {
     const int64_t k = shape[0], m = shape[1], n_experts = shape[2], used = shape[3], tokens = shape[4];
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_3d(p.ctx, type, k, m, n_experts), * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, k, 1, tokens);
-    struct gcuda_tensor * at = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, used, tokens), * y = gcuda_mul_mat_id(p.ctx, a, b, at);
+    struct gcuda_tensor *a = gcuda_new_tensor_3d(p.ctx, type, k, m, n_experts),
+                        *b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, k, 1, tokens);
+    struct gcuda_tensor *at = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, used, tokens),
+                        *y = gcuda_mul_mat_id(p.ctx, a, b, at);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     uint32_t bits = 1;
     bool is_bad = false;
@@ -1417,8 +1559,12 @@ static void run_experts(gcuda_backend_t backend, enum gcuda_type type, const int
     CHECK(place_alloc(&p, backend));
     unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
     float * x = (float *) malloc(gcuda_nbytes(b));
-    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu); }
-    for (int64_t i = 0; i < k * tokens; ++i) { x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; }
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) {
+        weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu);
+    }
+    for (int64_t i = 0; i < k * tokens; ++i) {
+        x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f;
+    }
     for (int64_t i = 0; i < used * tokens; ++i) { is_bad = is_bad || ids[i] < 0 || ids[i] >= n_experts; }
     CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
     CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
@@ -1430,7 +1576,8 @@ static void run_experts(gcuda_backend_t backend, enum gcuda_type type, const int
     place_end(&p);
 }
 
-// The types that dispatch counts on are those that the kernels are compiled for: no others are launched, and these, below, must be.
+// The types that dispatch counts on are those that the kernels are compiled for: no others are launched, and these,
+// below, must be.
 static void refuses_other_experts(enum gcuda_type type) {
     struct gcuda_mul_mat_id_args p;
     memset(&p, 0, sizeof p);
@@ -1438,16 +1585,19 @@ static void refuses_other_experts(enum gcuda_type type) {
     p.b = packed_array(GCUDA_TYPE_F32, 2048, 1, 4);
     p.ids = packed_array(GCUDA_TYPE_I32, 2, 4, 1);
     p.y = packed_array(GCUDA_TYPE_F32, 16, 2, 4);
-    CHECK_MSG(launch_experts(GCUDA_MUL_MAT_INT8, &p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s", gcuda_type_name(type));
+    CHECK_MSG(
+        launch_experts(GCUDA_MUL_MAT_INT8, &p, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s", gcuda_type_name(type));
     CHECK(!is_taken_of_experts(GCUDAI_CUDA_MM_INT8, &p, true, 900));
 }
 
-// Shared memory that a block may have: the least, the most, and what devices of 7.5, 8.6 and 8.0 have, or this one if that is less.
+// Shared memory that a block may have: the least, the most, and what devices of 7.5, 8.6 and 8.0 have, or this one if
+// that is less.
 static const size_t launch_caps[] = { 48 << 10, 0, 64 << 10, 99 << 10, 163 << 10 };
 enum { N_LAUNCH_CAPS = sizeof launch_caps / sizeof launch_caps[0] };
 
 TEST(few_slots_of_experts_as_bytes) {
-    static const int64_t shapes[][5] = { { 2304, 35, 3, 2, 4 }, { 8704, 19, 2, 1, 11 }, { 256, 40, 9, 3, 5 } }; // k, m, experts, used, tokens
+    // k, m, experts, used, tokens
+    static const int64_t shapes[][5] = { { 2304, 35, 3, 2, 4 }, { 8704, 19, 2, 1, 11 }, { 256, 40, 9, 3, 5 } };
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     for (int cap = 0; cap < N_LAUNCH_CAPS; ++cap) {
         struct gcuda_cuda_params params;
@@ -1456,8 +1606,9 @@ TEST(few_slots_of_experts_as_bytes) {
         params.product = "bytes";
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
         for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
-            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
-                                   type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
+            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) &&
+                                   gcuda_is_quantized((enum gcuda_type) type) && type != GCUDA_TYPE_Q8_1 &&
+                                   type != GCUDA_TYPE_Q8_K;
             const bool has_kernels = is_weight && has_rule(GCUDAI_CUDA_MM_INT8, (enum gcuda_type) type);
             if (is_weight && !has_kernels) { refuses_other_experts((enum gcuda_type) type); }
             for (int i = 0; has_kernels && i < 3; ++i) {
@@ -1465,14 +1616,17 @@ TEST(few_slots_of_experts_as_bytes) {
                 int32_t ids[16];
                 double error = 0.0, all = 0.0;
                 const int64_t n_slots = shapes[i][3] * shapes[i][4], n = n_slots * shapes[i][1];
-                for (int s = 0; s < 16; ++s) { ids[s] = i == 1 ? (s == 5 ? 0 : 1) : s == 3 ? -1 : s * 5 % 7 % (int32_t) shapes[i][2]; }
+                for (int s = 0; s < 16; ++s) {
+                    ids[s] = i == 1 ? (s == 5 ? 0 : 1) : s == 3 ? -1 : s * 5 % 7 % (int32_t) shapes[i][2];
+                }
                 run_experts(backend, (enum gcuda_type) type, shapes[i], ids, got);
                 run_experts(cpu, (enum gcuda_type) type, shapes[i], ids, want);
                 for (int64_t j = 0; j < n; ++j) {
                     error += ((double) got[j] - want[j]) * ((double) got[j] - want[j]);
                     all += (double) want[j] * want[j];
                 }
-                CHECK_MSG(error < 5e-4 * all, "%s, shape %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type), i, cap, error / all);
+                CHECK_MSG(error < 5e-4 * all, "%s, shape %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
+                    i, cap, error / all);
             }
         }
         gcuda_backend_free(backend);
@@ -1482,8 +1636,9 @@ TEST(few_slots_of_experts_as_bytes) {
 }
 
 TEST(few_columns_with_little_shared_memory) {
-    static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 }, { 8704, 19, 8 }, // and by name:
-        { 2304, 35, 16 }, { 8704, 19, 9 } };
+    // and by name:
+    static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 },
+        { 8704, 19, 8 }, { 2304, 35, 16 }, { 8704, 19, 9 } };
     for (int cap = 0; cap < N_LAUNCH_CAPS; ++cap) {
         struct gcuda_cuda_params params;
         memset(&params, 0, sizeof params);
@@ -1491,22 +1646,25 @@ TEST(few_columns_with_little_shared_memory) {
         params.max_shared = launch_caps[cap];
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
         for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
-            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
-                                   type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
+            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) &&
+                                   gcuda_is_quantized((enum gcuda_type) type) && type != GCUDA_TYPE_Q8_1 &&
+                                   type != GCUDA_TYPE_Q8_K;
             for (size_t i = 0; is_weight && i < sizeof shapes / sizeof shapes[0]; ++i) {
                 struct gcuda_mul_mat_args p;
                 GCUDAI_ZERO(p);
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
                 p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
                 p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
-                const bool is_wide = p.a.nb[1] % 4 == 0 && shapes[i][2] <= vec_layout_of((enum gcuda_type) type).max_columns;
-                CHECK_EQ_I((int) chosen(&p, true, false, 900),
-                    shapes[i][2] <= 8 ? GCUDAI_CUDA_MM_VEC : GCUDAI_CUDA_MM_TILE);
+                const bool is_wide =
+                    p.a.nb[1] % 4 == 0 && shapes[i][2] <= vec_layout_of((enum gcuda_type) type).max_columns;
+                CHECK_EQ_I(
+                    (int) chosen(&p, true, false, 900), shapes[i][2] <= 8 ? GCUDAI_CUDA_MM_VEC : GCUDAI_CUDA_MM_TILE);
                 CHECK(is_taken(GCUDAI_CUDA_MM_VEC, &p, true, false, 900) == (shapes[i][2] <= 8 || is_wide));
                 CHECK(is_taken(GCUDAI_CUDA_MM_VEC, &p, true, false, 750) == (shapes[i][2] <= 8));
-                const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
-                CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
-                    (int) shapes[i][2], (int) shapes[i][0], cap, error);
+                const double error =
+                    few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
+                CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g",
+                    gcuda_type_name((enum gcuda_type) type), (int) shapes[i][2], (int) shapes[i][0], cap, error);
             }
         }
         gcuda_backend_free(backend);
@@ -1538,24 +1696,30 @@ TEST(what_the_device_cannot_do_is_refused_by_name) {
 }
 
 // ---- how many launches an operation is ----
-static struct gcuda_tensor * tensor_of(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+static struct gcuda_tensor * tensor_of(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
     return gcuda_new_tensor_3d(ctx, type, ne0, ne1, ne2);
 }
 static struct gcuda_tensor * make_loss(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
     return gcuda_cross_entropy_loss(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, type, n, rows, 1));
 }
-static struct gcuda_tensor * make_pool_back(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t k) { // stride 2
+// stride 2
+static struct gcuda_tensor * make_pool_back(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t k) {
     struct gcuda_tensor * dy = tensor_of(ctx, type, (n - k) / 2 + 1, (n - k) / 2 + 1, 2);
-    return gcuda_pool_2d_back(ctx, dy, tensor_of(ctx, type, n, n, 2), GCUDA_OP_POOL_MAX, (int) k, (int) k, 2, 2, 0.0f, 0.0f);
+    return gcuda_pool_2d_back(
+        ctx, dy, tensor_of(ctx, type, n, n, 2), GCUDA_OP_POOL_MAX, (int) k, (int) k, 2, 2, 0.0f, 0.0f);
 }
 static struct gcuda_tensor * make_set_rows(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
-    return gcuda_set_rows(ctx, tensor_of(ctx, type, n, 20, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, rows));
+    return gcuda_set_rows(ctx, tensor_of(ctx, type, n, 20, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1),
+        gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, rows));
 }
 static struct gcuda_tensor * make_rows_back(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
-    return gcuda_get_rows_back(ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, rows), tensor_of(ctx, type, n, 100, 1));
+    return gcuda_get_rows_back(ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, rows),
+        tensor_of(ctx, type, n, 100, 1));
 }
 static struct gcuda_tensor * make_set(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
-    return gcuda_set_1d(ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, type, n), (size_t) n * gcuda_type_size(type));
+    return gcuda_set_1d(
+        ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, type, n), (size_t) n * gcuda_type_size(type));
 }
 static struct gcuda_tensor * make_acc(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
     struct gcuda_tensor * a = tensor_of(ctx, type, n, rows, 1);
@@ -1565,13 +1729,16 @@ static struct gcuda_tensor * make_add(struct gcuda_context * ctx, enum gcuda_typ
     return gcuda_add(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1));
 }
 static struct gcuda_tensor * make_add_cast(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
-    return gcuda_add_cast(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), GCUDA_TYPE_F32);
+    return gcuda_add_cast(
+        ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), GCUDA_TYPE_F32);
 }
 static struct gcuda_tensor * make_q8_0(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
     return gcuda_cast(ctx, tensor_of(ctx, type, n, rows, 1), GCUDA_TYPE_Q8_0);
 }
-static struct gcuda_tensor * make_conv_transpose(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t channels) {
-    return gcuda_conv_transpose_2d_p0(ctx, gcuda_new_tensor_4d(ctx, type, 3, 3, 2, channels), tensor_of(ctx, GCUDA_TYPE_F32, n, n, channels), 2);
+static struct gcuda_tensor * make_conv_transpose(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t channels) {
+    return gcuda_conv_transpose_2d_p0(
+        ctx, gcuda_new_tensor_4d(ctx, type, 3, 3, 2, channels), tensor_of(ctx, GCUDA_TYPE_F32, n, n, channels), 2);
 }
 
 static size_t scratch_of(const struct gcuda_tensor * y) {
@@ -1589,8 +1756,8 @@ static size_t scratch_of(const struct gcuda_tensor * y) {
     }
 }
 
-// Of small tensors there is one launch, and the launcher wants no scratch: a second launch is as long as all they compute. Behind
-// them what is just too large, which says that it is counted.
+// Of small tensors there is one launch, and the launcher wants no scratch: a second launch is as long as all they
+// compute. Behind them what is just too large, which says that it is counted.
 TEST(small_tensors_are_one_launch) {
     static const struct {
         struct gcuda_tensor * (*make)(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows);
@@ -1598,19 +1765,39 @@ TEST(small_tensors_are_one_launch) {
         int64_t n, rows;
         int n_launches;
     } cases[] = {
-        { make_loss, GCUDA_TYPE_F32, 10, 500, 1 }, { make_loss, GCUDA_TYPE_F16, 4096, 2, 1 }, { make_loss, GCUDA_TYPE_BF16, 8, 1024, 1 },
-        { make_loss, GCUDA_TYPE_F32, 50000, 1, 1 }, { make_loss, GCUDA_TYPE_F32, 2731, 3, 2 }, { make_loss, GCUDA_TYPE_F32, 4, 1025, 2 },
-        { make_pool_back, GCUDA_TYPE_F32, 28, 2, 1 }, { make_pool_back, GCUDA_TYPE_F16, 28, 4, 1 }, { make_pool_back, GCUDA_TYPE_F32, 28, 5, 2 },
-        { make_pool_back, GCUDA_TYPE_F32, 182, 2, 1 }, { make_pool_back, GCUDA_TYPE_F32, 182, 3, 2 },
-        { make_set_rows, GCUDA_TYPE_F16, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q4_0, 1024, 3, 1 },
-        { make_set_rows, GCUDA_TYPE_Q4_K, 256, 1, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 9, 2 }, { make_set_rows, GCUDA_TYPE_F16, 128, 9, 2 },
-        { make_rows_back, GCUDA_TYPE_F32, 64, 32, 1 }, { make_rows_back, GCUDA_TYPE_F32, 64, 33, 3 },
-        { make_set, GCUDA_TYPE_F32, 64, 128, 1 }, { make_set, GCUDA_TYPE_F32, 64, 129, 3 },
-        { make_acc, GCUDA_TYPE_F32, 64, 128, 1 }, { make_acc, GCUDA_TYPE_F32, 64, 129, 3 },
-        { make_add, GCUDA_TYPE_Q4_0, 128, 512, 1 }, { make_add, GCUDA_TYPE_Q6_K, 256, 3, 1 }, { make_add, GCUDA_TYPE_Q4_0, 128, 513, 3 },
-        { make_add_cast, GCUDA_TYPE_IQ3_S, 256, 3, 1 }, { make_add_cast, GCUDA_TYPE_Q8_0, 128, 513, 2 },
-        { make_q8_0, GCUDA_TYPE_F16, 128, 600, 1 }, { make_q8_0, GCUDA_TYPE_Q8_0, 128, 600, 1 }, { make_q8_0, GCUDA_TYPE_Q4_K, 256, 1, 2 },
-        { make_conv_transpose, GCUDA_TYPE_F32, 10, 9, 1 }, { make_conv_transpose, GCUDA_TYPE_F16, 10, 32, 1 },
+        { make_loss, GCUDA_TYPE_F32, 10, 500, 1 },
+        { make_loss, GCUDA_TYPE_F16, 4096, 2, 1 },
+        { make_loss, GCUDA_TYPE_BF16, 8, 1024, 1 },
+        { make_loss, GCUDA_TYPE_F32, 50000, 1, 1 },
+        { make_loss, GCUDA_TYPE_F32, 2731, 3, 2 },
+        { make_loss, GCUDA_TYPE_F32, 4, 1025, 2 },
+        { make_pool_back, GCUDA_TYPE_F32, 28, 2, 1 },
+        { make_pool_back, GCUDA_TYPE_F16, 28, 4, 1 },
+        { make_pool_back, GCUDA_TYPE_F32, 28, 5, 2 },
+        { make_pool_back, GCUDA_TYPE_F32, 182, 2, 1 },
+        { make_pool_back, GCUDA_TYPE_F32, 182, 3, 2 },
+        { make_set_rows, GCUDA_TYPE_F16, 128, 8, 1 },
+        { make_set_rows, GCUDA_TYPE_Q8_0, 128, 8, 1 },
+        { make_set_rows, GCUDA_TYPE_Q4_0, 1024, 3, 1 },
+        { make_set_rows, GCUDA_TYPE_Q4_K, 256, 1, 1 },
+        { make_set_rows, GCUDA_TYPE_Q8_0, 128, 9, 2 },
+        { make_set_rows, GCUDA_TYPE_F16, 128, 9, 2 },
+        { make_rows_back, GCUDA_TYPE_F32, 64, 32, 1 },
+        { make_rows_back, GCUDA_TYPE_F32, 64, 33, 3 },
+        { make_set, GCUDA_TYPE_F32, 64, 128, 1 },
+        { make_set, GCUDA_TYPE_F32, 64, 129, 3 },
+        { make_acc, GCUDA_TYPE_F32, 64, 128, 1 },
+        { make_acc, GCUDA_TYPE_F32, 64, 129, 3 },
+        { make_add, GCUDA_TYPE_Q4_0, 128, 512, 1 },
+        { make_add, GCUDA_TYPE_Q6_K, 256, 3, 1 },
+        { make_add, GCUDA_TYPE_Q4_0, 128, 513, 3 },
+        { make_add_cast, GCUDA_TYPE_IQ3_S, 256, 3, 1 },
+        { make_add_cast, GCUDA_TYPE_Q8_0, 128, 513, 2 },
+        { make_q8_0, GCUDA_TYPE_F16, 128, 600, 1 },
+        { make_q8_0, GCUDA_TYPE_Q8_0, 128, 600, 1 },
+        { make_q8_0, GCUDA_TYPE_Q4_K, 256, 1, 2 },
+        { make_conv_transpose, GCUDA_TYPE_F32, 10, 9, 1 },
+        { make_conv_transpose, GCUDA_TYPE_F16, 10, 32, 1 },
     };
     const struct gcuda_cuda_params params = { .graphs = GCUDA_CUDA_OFF };
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
@@ -1625,8 +1812,10 @@ TEST(small_tensors_are_one_launch) {
         const long before = sim_counts("cudaLaunchKernelEx");
         CHECK_OK(gcuda_backend_graph_compute(backend, graph));
         const long n = sim_counts("cudaLaunchKernelEx") - before;
-        CHECK_MSG(n == cases[i].n_launches && (n > 1 || scratch_of(y) == 0), "%s of %s, %d x %d: %ld launches, wanted %d, and %zu bytes",
-            gcuda_op_name(y->op), gcuda_type_name(cases[i].type), (int) cases[i].n, (int) cases[i].rows, n, cases[i].n_launches, scratch_of(y));
+        CHECK_MSG(n == cases[i].n_launches && (n > 1 || scratch_of(y) == 0),
+            "%s of %s, %d x %d: %ld launches, wanted %d, and %zu bytes", gcuda_op_name(y->op),
+            gcuda_type_name(cases[i].type), (int) cases[i].n, (int) cases[i].rows, n, cases[i].n_launches,
+            scratch_of(y));
         place_end(&p);
     }
     gcuda_backend_free(backend);
@@ -1653,22 +1842,27 @@ TEST(the_first_of_two_failures_is_told) {
     clean();
 }
 
-TEST(a_broken_promise_about_a_mask_is_a_status) { // the same on the CPU; and nothing is reported where it is kept, or with fewer positions
+// the same on the CPU; and nothing is reported where it is kept, or with fewer positions
+TEST(a_broken_promise_about_a_mask_is_a_status) {
     for (int i = 0; i < 6; ++i) {
         const bool is_cpu = i % 2 == 1;
         const int64_t n_kv = i < 4 ? 4096 + i : 4095;
         gcuda_backend_t backend = is_cpu ? gcuda_backend_cpu_init() : gcuda_backend_cuda_init(0);
         struct place p = place_begin();
-        struct gcuda_tensor *q = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, 3, 2), *k = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, n_kv, 1),
+        struct gcuda_tensor *q = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, 3, 2),
+                            *k = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 32, n_kv, 1),
                             *mask = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n_kv, 3);
         struct gcuda_tensor * y = gcuda_flash_attn_ext(p.ctx, q, k, k, mask, 0.5f, 0.0f, 0.0f);
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_flash_attn_ext_set_n_kv_max(y, 3));
         CHECK_OK(gcuda_build_forward_expand(graph, y));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
-        float * rows = (float *) malloc((size_t) (3 * n_kv) * sizeof(float)), * ones = (float *) malloc((size_t) (32 * n_kv) * sizeof(float)), out[32 * 6];
+        float *rows = (float *) malloc((size_t) (3 * n_kv) * sizeof(float)),
+              *ones = (float *) malloc((size_t) (32 * n_kv) * sizeof(float)), out[32 * 6];
         for (int64_t j = 0; j < 32 * n_kv; ++j) { ones[j] = 1.0f; }
-        for (int64_t j = 0; j < 3 * n_kv; ++j) { rows[j] = j % n_kv % 1000 == 7 && j % n_kv < 3000 ? 0.0f : -HUGE_VALF; }
+        for (int64_t j = 0; j < 3 * n_kv; ++j) {
+            rows[j] = j % n_kv % 1000 == 7 && j % n_kv < 3000 ? 0.0f : -HUGE_VALF;
+        }
         CHECK_OK(gcuda_backend_tensor_set(q, ones, 0, 4 * 32 * 6));
         CHECK_OK(gcuda_backend_tensor_set(k, ones, 0, (size_t) (4 * 32 * n_kv)));
         for (int breaks = 0; breaks < 3; ++breaks) { // the last: kept again, and forgotten
@@ -1677,7 +1871,9 @@ TEST(a_broken_promise_about_a_mask_is_a_status) { // the same on the CPU; and no
             const gcuda_status st = gcuda_backend_graph_compute(backend, graph);
             CHECK_EQ_I(st, breaks == 1 && n_kv >= 4096 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS);
             if (st != GCUDA_STATUS_SUCCESS) {
-                CHECK_HAS(gcuda_last_error(), is_cpu ? "row 2 of the mask has 4 entries, n_kv_max is 3" : "CUDA0: a row of the mask of flash_attn_ext had more entries than its n_kv_max");
+                CHECK_HAS(gcuda_last_error(),
+                    is_cpu ? "row 2 of the mask has 4 entries, n_kv_max is 3"
+                           : "CUDA0: a row of the mask of flash_attn_ext had more entries than its n_kv_max");
             } else {
                 CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
                 for (int j = 0; j < 32 * 6; ++j) { CHECK(fabsf(out[j] - 1.0f) < 1e-3f); }

@@ -1,5 +1,5 @@
-// Custom operations on the simulated device: the caller's own kernel as a node among others, on the backend's stream and
-// memory; who refuses which callback; errors of the callback and of its launch.
+// Custom operations on the simulated device: the caller's own kernel as a node among others, on the backend's stream
+// and memory; who refuses which callback; errors of the callback and of its launch.
 #include "cuda_runtime.h"
 #include "sim-test.h"
 
@@ -27,14 +27,14 @@ static gcuda_status axpy_cuda(struct gcuda_tensor * dst, gcuda_stream stream, vo
     config.blockDim = dim3(64);
     config.stream = stream;
     return cudaLaunchKernelEx(&config, k_axpy, (const float *) dst->src[0]->data, (const float *) dst->src[1]->data,
-                              (float *) dst->data, p->a, (int) gcuda_nelements(dst)) == cudaSuccess
+               (float *) dst->data, p->a, (int) gcuda_nelements(dst)) == cudaSuccess
                ? GCUDA_STATUS_SUCCESS
                : GCUDA_STATUS_FAILED;
 }
 
 static void axpy_cpu(struct gcuda_tensor * dst, int ith, int nth, void * userdata) {
     const float a = ((const struct axpy *) userdata)->a;
-    const float * x = (const float *) dst->src[0]->data, * y = (const float *) dst->src[1]->data;
+    const float *x = (const float *) dst->src[0]->data, *y = (const float *) dst->src[1]->data;
     const int64_t n = gcuda_nelements(dst);
     for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i) { ((float *) dst->data)[i] = a * x[i] + y[i]; }
 }
@@ -43,7 +43,7 @@ static void axpy_cpu(struct gcuda_tensor * dst, int ith, int nth, void * userdat
 
 struct graph {
     struct place place;
-    struct gcuda_tensor * x, * y, * custom, * out;
+    struct gcuda_tensor *x, *y, *custom, *out;
     struct gcuda_cgraph * g;
 };
 

@@ -1,5 +1,6 @@
-// Choices about devices and the environment on the simulated device: more devices than there are, sources in page-locked
-// memory on a device that shares the processor's, environment variables that a program does not want, rows that lie apart.
+// Choices about devices and the environment on the simulated device: more devices than there are, sources in
+// page-locked memory on a device that shares the processor's, environment variables that a program does not want, rows
+// that lie apart.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 #include "products.h"
@@ -45,7 +46,8 @@ TEST(devices_are_dealt_out_in_turn) {
     // each is its own: memory of one is not another's, copies go from one to the next
     struct place a = place_begin(), b = place_begin();
     gcuda_backend_t one = gcuda_backend_cuda_init(0), two = gcuda_backend_cuda_init(2);
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(a.ctx, GCUDA_TYPE_F32, 1000), *y = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_F32, 1000);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(a.ctx, GCUDA_TYPE_F32, 1000),
+                        *y = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_F32, 1000);
     REQUIRE(one != NULL && two != NULL && place_alloc(&a, one) && place_alloc(&b, two));
     static int32_t in[1000], out[1000];
     for (int i = 0; i < 1000; ++i) { in[i] = 7 * i; }
@@ -192,8 +194,8 @@ static bool uses_cuda_graphs(void) {
 }
 
 TEST(a_program_can_ignore_the_environment) {
-    static const char * const names[] = { "GCUDA_CUDA_NO_PINNED", "GCUDA_CUDA_ENABLE_UNIFIED_MEMORY", "GCUDA_CUDA_DISABLE_GRAPHS",
-        "GCUDA_CUDA_REGISTER_HOST", "GCUDA_OP_OFFLOAD_MIN_BATCH", "GCUDA_CUDA_DEVICES" };
+    static const char * const names[] = { "GCUDA_CUDA_NO_PINNED", "GCUDA_CUDA_ENABLE_UNIFIED_MEMORY",
+        "GCUDA_CUDA_DISABLE_GRAPHS", "GCUDA_CUDA_REGISTER_HOST", "GCUDA_OP_OFFLOAD_MIN_BATCH", "GCUDA_CUDA_DEVICES" };
     struct gcuda_cuda_device_info info;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) { setenv(names[i], "5", 1); }
     for (int turn = 0; turn < 3; ++turn) { // heard; ignored; heard again after gcuda_shutdown
@@ -208,7 +210,8 @@ TEST(a_program_can_ignore_the_environment) {
         CHECK(uses_cuda_graphs() == (!is_heard && info.cc >= 700));
         gcuda_backend_register_host_buffer_t add = NULL;
         static char mine[5000];
-        void * address = gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), "gcuda_backend_register_host_buffer");
+        void * address =
+            gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), "gcuda_backend_register_host_buffer");
         memcpy(&add, &address, sizeof address);
         CHECK(add(mine, sizeof mine) == is_heard);
     }
@@ -254,23 +257,26 @@ TEST(a_launcher_needs_nothing_around_it) {
     CHECK(cudaMalloc(&scratch, MB) == cudaSuccess);
     CHECK(cudaMemcpy(x, in, sizeof in, cudaMemcpyHostToDevice) == cudaSuccess);
     struct gcuda_norm_args args = { 0 };
-    args.x.data = x;                                      // on the device, F32 [4096, 32]: 32 rows of 4096
+    args.x.data = x; // on the device, F32 [4096, 32]: 32 rows of 4096
     args.x.type = GCUDA_TYPE_F32;
     args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
-    args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0];       // strides in bytes
+    args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0]; // strides in bytes
     args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
     args.y = args.x;
     args.y.data = y;
     args.eps = 1e-6f;
-    args.scratch = scratch;                               // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+    args.scratch = scratch; // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
     gcuda_status st = gcuda_launch_rms_norm(&args, stream);
     CHECK_OK(st);
     CHECK(gcuda_rms_norm_scratch_bytes(&args) <= MB);
-    CHECK(cudaStreamSynchronize(stream) == cudaSuccess && cudaMemcpy(out, y, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess &&
+          cudaMemcpy(out, y, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int r = 0; r < 32; ++r) {
         double sum = 0.0;
         for (int i = 0; i < 4096; ++i) { sum += (double) in[4096 * r + i] * (double) in[4096 * r + i]; }
-        for (int i = 0; i < 4096; i += 37) { CHECK_NEAR(out[4096 * r + i], in[4096 * r + i] / sqrt(sum / 4096.0 + 1e-6), 1e-5); }
+        for (int i = 0; i < 4096; i += 37) {
+            CHECK_NEAR(out[4096 * r + i], in[4096 * r + i] / sqrt(sum / 4096.0 + 1e-6), 1e-5);
+        }
     }
     CHECK(cudaFree(x) == cudaSuccess && cudaFree(y) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);
@@ -298,14 +304,16 @@ static struct gcuda_tensor * asks_floats(struct gcuda_context * ctx) {
 }
 static struct gcuda_tensor * asks_scan(struct gcuda_context * ctx) {
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1);
-    return gcuda_ssm_scan(ctx, f32(ctx, 128, 64, 1), f32(ctx, 64, 1, 256), f32(ctx, 1, 256, 1), f32(ctx, 1, 1, 1), f32(ctx, 128, 1, 256),
-        f32(ctx, 128, 1, 256), ids);
+    return gcuda_ssm_scan(ctx, f32(ctx, 128, 64, 1), f32(ctx, 64, 1, 256), f32(ctx, 1, 256, 1), f32(ctx, 1, 1, 1),
+        f32(ctx, 128, 1, 256), f32(ctx, 128, 1, 256), ids);
 }
 static struct gcuda_tensor * asks_conv(struct gcuda_context * ctx) {
-    return gcuda_conv_2d_direct(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 3, 3, 16, 64), f32(ctx, 20, 20, 16), 1, 1, 1, 1, 1, 1);
+    return gcuda_conv_2d_direct(
+        ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 3, 3, 16, 64), f32(ctx, 20, 20, 16), 1, 1, 1, 1, 1, 1);
 }
 static struct gcuda_tensor * asks_transposed(struct gcuda_context * ctx) {
-    return gcuda_conv_transpose_2d_p0(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 2, 2, 64, 64), f32(ctx, 16, 16, 64), 2);
+    return gcuda_conv_transpose_2d_p0(
+        ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 2, 2, 64, 64), f32(ctx, 16, 16, 64), 2);
 }
 static struct gcuda_tensor * asks_argmax(struct gcuda_context * ctx) { return gcuda_argmax(ctx, f32(ctx, 2000, 3, 1)); }
 static struct gcuda_tensor * asks_upscale(struct gcuda_context * ctx) {
@@ -317,24 +325,25 @@ struct asking {
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
     const char * product; // of struct gcuda_cuda_params
 };
-static const struct asking askings[] = {
-    { "mul_mat", asks_tiles, "tile" }, { "mul_mat", asks_columns, NULL }, { "mul_mat_id", asks_experts, NULL },
-    { "mul_mat", asks_floats, "gemm" }, { "ssm_scan", asks_scan, NULL }, { "conv_2d", asks_conv, NULL },
-    { "conv_transpose_2d", asks_transposed, NULL }, { "argmax", asks_argmax, NULL }, { "upscale", asks_upscale, NULL }
-};
+static const struct asking askings[] = { { "mul_mat", asks_tiles, "tile" }, { "mul_mat", asks_columns, NULL },
+    { "mul_mat_id", asks_experts, NULL }, { "mul_mat", asks_floats, "gemm" }, { "ssm_scan", asks_scan, NULL },
+    { "conv_2d", asks_conv, NULL }, { "conv_transpose_2d", asks_transposed, NULL }, { "argmax", asks_argmax, NULL },
+    { "upscale", asks_upscale, NULL } };
 
 static void ask_fill(struct gcuda_context * ctx) {
     static unsigned char bytes[1 << 20];
-    for (size_t i = 0; i < sizeof bytes; ++i) { bytes[i] = (unsigned char) (i % 3 == 0 ? 0x3c : 0); } // small numbers in every type
+    // small numbers in every type
+    for (size_t i = 0; i < sizeof bytes; ++i) { bytes[i] = (unsigned char) (i % 3 == 0 ? 0x3c : 0); }
     for (struct gcuda_tensor * x = gcuda_get_first_tensor(ctx); x != NULL; x = gcuda_get_next_tensor(ctx, x)) {
         const size_t n = gcuda_nbytes(x);
         CHECK(n <= sizeof bytes);
-        CHECK_OK(x->type == GCUDA_TYPE_I32 ? gcuda_backend_tensor_memset(x, 0, 0, n) : gcuda_backend_tensor_set(x, bytes, 0, n));
+        CHECK_OK(x->type == GCUDA_TYPE_I32 ? gcuda_backend_tensor_memset(x, 0, 0, n)
+                                           : gcuda_backend_tensor_set(x, bytes, 0, n));
     }
 }
 
-// Every call of the function fails in turn while a graph is planned and enqueued: a status that names the operation, and then
-// the same bits as ever.
+// Every call of the function fails in turn while a graph is planned and enqueued: a status that names the operation,
+// and then the same bits as ever.
 static int ask_in_vain(const struct asking * a, const char * api) {
     struct gcuda_cuda_params params;
     unsigned char *want = NULL, *got = NULL;
@@ -360,7 +369,8 @@ static int ask_in_vain(const struct asking * a, const char * api) {
         const gcuda_status st = gcuda_backend_graph_compute(backend, graph);
         if (k > 0) { sim_fail(api, 0, cudaSuccess); }
         is_over = k > 0 && sim_failed() == before;
-        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (k == 0 || is_over), "%s, call %d: %s", a->op, k, gcuda_status_to_string(st));
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (k == 0 || is_over), "%s, call %d: %s", a->op, k,
+            gcuda_status_to_string(st));
         if (st != GCUDA_STATUS_SUCCESS) {
             n_failed++;
             CHECK_EQ_I((int) st, (int) GCUDA_STATUS_FAILED);
@@ -412,7 +422,8 @@ TEST(a_launcher_that_cannot_ask_fails) {
         const size_t n_bytes = product_scratch(GCUDA_MUL_MAT_TILE, &p, NULL);
         CHECK(n_bytes > 0 && n_bytes <= MB);
         sim_fail(apis[i], 1, cudaErrorNotSupported);
-        CHECK(launch_product(GCUDA_MUL_MAT_TILE, &p, NULL, scratch, NULL) == GCUDA_STATUS_FAILED && cudaGetLastError() == cudaErrorNotSupported);
+        CHECK(launch_product(GCUDA_MUL_MAT_TILE, &p, NULL, scratch, NULL) == GCUDA_STATUS_FAILED &&
+              cudaGetLastError() == cudaErrorNotSupported);
         CHECK_OK(launch_product(GCUDA_MUL_MAT_TILE, &p, NULL, scratch, NULL));
     }
     CHECK(cudaFree(memory) == cudaSuccess);
@@ -486,7 +497,8 @@ TEST(rows_that_lie_apart_go_in_one_copy) {
     fresh(1, 64 * MB, 5);
     gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
     struct place p = place_begin(), h = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I8, 400), *y = gcuda_new_tensor_1d(h.ctx, GCUDA_TYPE_I8, 400);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I8, 400),
+                        *y = gcuda_new_tensor_1d(h.ctx, GCUDA_TYPE_I8, 400);
     REQUIRE(backend != NULL && cpu != NULL && place_alloc(&p, backend) && place_alloc(&h, cpu));
     CHECK_OK(rows_there_and_back(x, all));
     CHECK_EQ_I(sim_counts("cudaMemcpy2DAsync"), 2);

@@ -1,6 +1,6 @@
-// Experts' products by bytes, as test-warp-groups (tests/hw) asks them of a device: as many experts and lists, with fewer and shorter
-// rows. That test's sizes give each of 170 multiprocessors several tasks, which takes the simulation nine minutes of processor
-// time, at level full only; these give as many to each of its four.
+// Experts' products by bytes, as test-warp-groups (tests/hw) asks them of a device: as many experts and lists, with
+// fewer and shorter rows. That test's sizes give each of 170 multiprocessors several tasks, which takes the simulation
+// nine minutes of processor time, at level full only; these give as many to each of its four.
 #include "../hw/device.h"
 
 #pragma push_macro("TEST")
@@ -9,12 +9,13 @@
 #include "../hw/test-warp-groups.c"
 #pragma pop_macro("TEST")
 
-static const enum gcuda_type byte_types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q6_K,
-    GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
+static const enum gcuda_type byte_types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL,
+    GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
 enum { N_BYTE_TYPES = sizeof byte_types / sizeof byte_types[0] };
 
 TEST(experts_of_every_byte_type) {
-    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 24, 0, ANY }, { 256, 40, 70, 3, 1, 20, 4, RISING }, { 64, 128, 4, 2, 2, 10, 3, SAME } };
+    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 24, 0, ANY }, { 256, 40, 70, 3, 1, 20, 4, RISING },
+        { 64, 128, 4, 2, 2, 10, 3, SAME } };
     if (!has_byte_products()) {
         test_skip("no tensor cores for bytes");
         return;
@@ -25,8 +26,10 @@ TEST(experts_of_every_byte_type) {
 }
 
 TEST(long_rows_and_many_lists) { // each type has one of each
-    static const struct experts deep[] = { { 2880, 100, 8, 4, 4, 33, 1, BAD }, { 4096, 257, 3, 1, 1, 20, 0, FEW }, { 9216, 260, 4, 2, 1, 9, 0, ANY } };
-    static const struct experts many[] = { { 256, 160, 32, 4, 1, 32, 0, ANY }, { 256, 96, 128, 8, 1, 32, 0, RISING }, { 288, 144, 32, 4, 1, 32, 0, BAD } };
+    static const struct experts deep[] = { { 2880, 100, 8, 4, 4, 33, 1, BAD }, { 4096, 257, 3, 1, 1, 20, 0, FEW },
+        { 9216, 260, 4, 2, 1, 9, 0, ANY } };
+    static const struct experts many[] = { { 256, 160, 32, 4, 1, 32, 0, ANY }, { 256, 96, 128, 8, 1, 32, 0, RISING },
+        { 288, 144, 32, 4, 1, 32, 0, BAD } };
     if (!has_byte_products()) {
         test_skip("no tensor cores for bytes");
         return;

@@ -1,5 +1,6 @@
-// Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the instructions
-// want them, weights in registers, results and sums of parts. In between stands the definition of the instruction (PTX ISA).
+// Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the
+// instructions want them, weights in registers, results and sums of parts. In between stands the definition of the
+// instruction (PTX ISA).
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
 #define gcuda_path_wgmma own_path
 #define gcuda_launch_conv_2d_wg own_conv
@@ -16,8 +17,11 @@ struct product {
 };
 
 static void floats_of(gcuda_type type, const void * from, float * to, int64_t n) {
-    if (type == GCUDA_TYPE_F32) { memcpy(to, from, (size_t) n * 4); }
-    else { gcuda_get_type_traits(type)->to_float(from, to, n); }
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(to, from, (size_t) n * 4);
+    } else {
+        gcuda_get_type_traits(type)->to_float(from, to, n);
+    }
 }
 
 static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, rng * r) {
@@ -43,14 +47,15 @@ static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, r
 static float as_float(__half, uint32_t bits) { return __half2float(__ushort_as_half((unsigned short) bits)); }
 static float as_float(__nv_bfloat16, uint32_t bits) { return __uint_as_float(bits << 16); }
 
-// The four words of a lane and instruction i of a step, into sums of its two rows: word 2 h + r has elements 2 t + 8 h and
-// the next of row r; a column is 128 bytes, sixteen at a time exchanged by its number.
+// The four words of a lane and instruction i of a step, into sums of its two rows: word 2 h + r has elements 2 t + 8 h
+// and the next of row r; a column is 128 bytes, sixteen at a time exchanged by its number.
 template <typename T>
 static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
     for (int h = 0; h < 2; ++h) {
         for (int e = 0; e < 2; ++e) {
             const int byte = 32 * i + 2 * (2 * t + 8 * h + e);
-            const float a0 = as_float(T(), a[2 * h] >> 16 * e & 0xffffu), a1 = as_float(T(), a[2 * h + 1] >> 16 * e & 0xffffu);
+            const float a0 = as_float(T(), a[2 * h] >> 16 * e & 0xffffu),
+                        a1 = as_float(T(), a[2 * h + 1] >> 16 * e & 0xffffu);
             for (int c = 0; c < n; ++c) {
                 uint16_t bits;
                 memcpy(&bits, stage + 128 * c + 16 * (byte / 16 ^ (c & 7)) + byte % 16, 2);
@@ -62,7 +67,8 @@ static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, 
 }
 
 // The same of TF32: word 2 h + r has element t + 4 h of row r.
-template <> void multiply_lane<float>(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
+template <>
+void multiply_lane<float>(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
     for (int h = 0; h < 2; ++h) {
         const int byte = 32 * i + 4 * (t + 4 * h);
         for (int c = 0; c < n; ++c) {
@@ -107,7 +113,11 @@ static void multiply_step(const std::vector<char> & slab, F skew_of, int n_rows,
         uint32_t a[16];
         if (row >= n_rows) { continue; }
         w.template load<S>(slab.data(), skew_of(row), row, lane, part, table.data());
-        if (u == 0) { w.template fragment<0>(a); } else { w.template fragment<1>(a); }
+        if (u == 0) {
+            w.template fragment<0>(a);
+        } else {
+            w.template fragment<1>(a);
+        }
         for (int i = 0; i < 4; ++i) {
             multiply_lane<typename d_wg_operand<A>::type>(
                 lane % 4, i, a + 4 * i, stage, n, &sums[(size_t) row * TN], &sums[(size_t) (row + 8) * TN]);
@@ -116,7 +126,8 @@ static void multiply_step(const std::vector<char> & slab, F skew_of, int n_rows,
 }
 
 // As the threads that multiply do; m0: the first of the sums' 128 rows.
-template <int TN, typename P, typename I> static void store_sums(const P & p, const I & t, int m0, const std::vector<double> & sums) {
+template <int TN, typename P, typename I>
+static void store_sums(const P & p, const I & t, int m0, const std::vector<double> & sums) {
     for (int thread = 0; thread < 256; ++thread) {
         const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         float d[TN / 2];
@@ -127,7 +138,8 @@ template <int TN, typename P, typename I> static void store_sums(const P & p, co
     }
 }
 
-template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & packed_b) {
+template <typename A, int TN>
+static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & packed_b) {
     typedef d_wg_slab<A> slab;
     const d_wg_item t = d_wg_item_of(p, item, TN);
     const int n = p.n - t.c0 < TN ? p.n - t.c0 : TN;
@@ -139,8 +151,11 @@ template <typename A, int TN> static void multiply_item(const d_wg_job & p, int 
                 const int which = (s + u) * WG_K / slab::k, part = s * WG_K % slab::k / 128;
                 const int m0 = t.m0 + rank * WG_ROWS;
                 const std::vector<char> data = slab_of<A>(p, m0, which);
-                const char * stage = &packed_b[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
-                multiply_step<A, slab, TN>(data, [=](int) { return which * slab::bytes & 15; }, p.m - m0, part, u, table, stage, n, sums);
+                const char * stage =
+                    &packed_b[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN *
+                              128];
+                multiply_step<A, slab, TN>(
+                    data, [=](int) { return which * slab::bytes & 15; }, p.m - m0, part, u, table, stage, n, sums);
             }
         }
         store_sums<TN>(p, t, t.m0 + rank * WG_ROWS, sums);
@@ -157,8 +172,11 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     for (size_t i = 0; i < ld * (size_t) x.n; ++i) {
         const float v = (float) (x.scale * rng_between(&r, -1.0, 1.0));
         if (i % ld >= (size_t) x.k) { continue; }
-        if (x.b_type == GCUDA_TYPE_F32) { memcpy(&b[i * 4], &v, 4); }
-        else { gcuda_get_type_traits(x.b_type)->from_float_ref(&v, &b[i * b_size], 1); }
+        if (x.b_type == GCUDA_TYPE_F32) {
+            memcpy(&b[i * 4], &v, 4);
+        } else {
+            gcuda_get_type_traits(x.b_type)->from_float_ref(&v, &b[i * b_size], 1);
+        }
     }
     d_wg_job p = {};
     p.a = a.data();
@@ -170,7 +188,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     p.n_units = (halves + d_wg_unit<A>::k - 1) / d_wg_unit<A>::k;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
     const size_t packed_b_bytes = (size_t) p.n_tiles * TN * (size_t) p.n_units * d_wg_unit<A>::k * 2;
-    char * packed_b = on_device<char>(packed_b_bytes), * columns = on_device<char>(b.size());
+    char *packed_b = on_device<char>(packed_b_bytes), *columns = on_device<char>(b.size());
     float * factor = on_device<float>((size_t) x.n);
     CHECK(cudaMemcpy(columns, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
     d_wg_columns_job c = {};
@@ -193,7 +211,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     const std::vector<char> packed_b_here = fetched(packed_b, packed_b_bytes);
     for (int i = 0; i < (int) p.n_items; ++i) { multiply_item<A, TN>(p, i, packed_b_here); }
     if (x.n_parts > 1) {
-        float * on = on_device<float>(parts.size()), * to = on_device<float>(y.size());
+        float *on = on_device<float>(parts.size()), *to = on_device<float>(y.size());
         CHECK(cudaMemcpy(on, parts.data(), parts.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
         CHECK(cudaMemcpy(to, y.data(), y.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
         p.y = to, p.y_stride = (int64_t) y_ld;
@@ -205,8 +223,11 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     std::vector<float> w((size_t) x.k), v((size_t) x.k);
     double errors = 0.0, results = 0.0;
     for (int n = 0; n < x.n; ++n) {
-        if (x.b_type == GCUDA_TYPE_F32) { memcpy(v.data(), &b[(size_t) n * ld * 4], (size_t) x.k * 4); }
-        else { gcuda_get_type_traits(x.b_type)->to_float(&b[(size_t) n * ld * b_size], v.data(), x.k); }
+        if (x.b_type == GCUDA_TYPE_F32) {
+            memcpy(v.data(), &b[(size_t) n * ld * 4], (size_t) x.k * 4);
+        } else {
+            gcuda_get_type_traits(x.b_type)->to_float(&b[(size_t) n * ld * b_size], v.data(), x.k);
+        }
         for (int m = 0; m < x.m; ++m) {
             double sum = 0.0;
             floats_of(a_type, &a[(size_t) m * (size_t) p.row_bytes], w.data(), x.k);
@@ -220,18 +241,18 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
         }
         for (size_t m = (size_t) x.m; m < y_ld; ++m) { CHECK(y[(size_t) n * y_ld + m] == -1.0f); } // not the result's
     }
-    CHECK_MSG(errors <= (is_f16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5) * results,
-        "%s, %d x %d x %d: NMSE %g", gcuda_type_name(a_type), x.m, x.n, x.k, errors / results);
+    CHECK_MSG(errors <= (is_f16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5) * results, "%s, %d x %d x %d: NMSE %g",
+        gcuda_type_name(a_type), x.m, x.n, x.k, errors / results);
     CHECK(cudaFree(packed_b) == cudaSuccess && cudaFree(columns) == cudaSuccess && cudaFree(factor) == cudaSuccess);
 }
 
 TEST(weights_of_every_type) {
-#define X(ID)                                                                                                          \
-    {                                                                                                                  \
-        int64_t k = 256; /* rows are multiples of 16 bytes */                                                          \
-        while (gcuda_row_size(GCUDA_TYPE_##ID, k) % 16 != 0) { k += 256; }                                             \
-        const product x = { 19, 5, (int) k, 1, 1.0, GCUDA_TYPE_F32, 0 };                                               \
-        run<d_format<GCUDA_TYPE_##ID>, 128>(GCUDA_TYPE_##ID, x);                                                       \
+#define X(ID)                                                              \
+    {                                                                      \
+        int64_t k = 256; /* rows are multiples of 16 bytes */              \
+        while (gcuda_row_size(GCUDA_TYPE_##ID, k) % 16 != 0) { k += 256; } \
+        const product x = { 19, 5, (int) k, 1, 1.0, GCUDA_TYPE_F32, 0 };   \
+        run<d_format<GCUDA_TYPE_##ID>, 128>(GCUDA_TYPE_##ID, x);           \
     }
     D_WEIGHT_TYPES(X)
 #undef X
@@ -283,7 +304,7 @@ struct rounding { // of k x n, from rows ld apart
     int64_t k, n, ld;
     int form;
     size_t size;
-    float * x, * g, * y;
+    float *x, *g, *y;
     char * packed_b;
 };
 
@@ -317,9 +338,10 @@ static void check_rounded(const rounding & o, const char * what, int which) {
     c.packed_b = want, c.k_padded = o.k, c.tn = o.form, c.n_padded = (o.n + o.form - 1) / o.form * o.form;
     CHECK_OK(launch_wg_columns<__nv_bfloat16>(c, nullptr));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK_MSG(fetched(want, o.size) == fetched((const char *) o.packed_b, o.size), "%s %d: %d x %d, form %d", what, which, (int) o.k, (int) o.n, o.form);
-    CHECK(cudaFree(want) == cudaSuccess && cudaFree(o.x) == cudaSuccess && cudaFree(o.g) == cudaSuccess && cudaFree(o.y) == cudaSuccess &&
-          cudaFree(o.packed_b) == cudaSuccess);
+    CHECK_MSG(fetched(want, o.size) == fetched((const char *) o.packed_b, o.size), "%s %d: %d x %d, form %d", what,
+        which, (int) o.k, (int) o.n, o.form);
+    CHECK(cudaFree(want) == cudaSuccess && cudaFree(o.x) == cudaSuccess && cudaFree(o.g) == cudaSuccess &&
+          cudaFree(o.y) == cudaSuccess && cudaFree(o.packed_b) == cudaSuccess);
 }
 
 static void round_gate(int64_t k, int64_t n, int form, int op) {
@@ -406,12 +428,13 @@ TEST(forms_that_do_not_fit_are_refused) {
             case 3: m.y.data = data + 2; break;
             case 4: m.sum = m.y, m.sum.nb[1] += 4; break;
             case 5: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 32768; break; // not held
-            default: m.form = 1; break; // bytes: of one row
+            default: m.form = 1; break;                               // bytes: of one row
         }
-        CHECK_MSG(!gcuda_norm_mul_takes_form(&m) && gcuda_launch_norm_mul(&m, nullptr) == GCUDA_STATUS_UNSUPPORTED, "norm %d", i);
+        CHECK_MSG(!gcuda_norm_mul_takes_form(&m) && gcuda_launch_norm_mul(&m, nullptr) == GCUDA_STATUS_UNSUPPORTED,
+            "norm %d", i);
     }
-    CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(32, 512, 1) == 0 && own_form_bytes(128, 500, 1) == 0 &&
-          own_form_bytes(256, 512, 0) == 0);
+    CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(32, 512, 1) == 0 &&
+          own_form_bytes(128, 500, 1) == 0 && own_form_bytes(256, 512, 0) == 0);
 }
 
 // The form of one product, or of a group.
@@ -439,7 +462,8 @@ TEST(forms_of_products) {
     for (int i = 0; i < 6; ++i) {
         gcuda_mul_mat_args & q = p[1] = good;
         switch (i) {
-            case 0: q.a.type = GCUDA_TYPE_Q5_1, q.a.ne[0] = q.b.ne[0] = 1024 + 64, q.a.nb[1] = 34 * 24; break; // no whole 256
+            // no whole 256
+            case 0: q.a.type = GCUDA_TYPE_Q5_1, q.a.ne[0] = q.b.ne[0] = 1024 + 64, q.a.nb[1] = 34 * 24; break;
             case 1: q.a.type = GCUDA_TYPE_F16, q.a.nb[0] = 2, q.a.nb[1] = 2048; break;
             case 2: q.a.data = data + 2; break;
             case 3: q.b.type = GCUDA_TYPE_I32; break;
@@ -491,7 +515,10 @@ static void fill(operands * o, int m, int n, int flags, bool is_activated, gcuda
     const gcuda_array row = array_of(o->row.data(), m, 1, 1, m), column = array_of(o->column.data(), 1, n, 1, 1);
     if (flags & BIAS) { e.bias = (flags & OF_COLUMNS) != 0 ? column : row; }
     if (flags & FACTOR) { e.factor = (flags & OF_COLUMNS) != 0 ? row : column; }
-    if (flags & RESIDUAL) { e.residual = (flags & ACROSS) != 0 ? array_of(o->whole.data(), m, n, n, 1) : array_of(o->whole.data(), m, n, 1, m); }
+    if (flags & RESIDUAL) {
+        e.residual =
+            (flags & ACROSS) != 0 ? array_of(o->whole.data(), m, n, n, 1) : array_of(o->whole.data(), m, n, 1, m);
+    }
     e.is_scaled = (flags & SCALE) != 0, e.scale = -0.75f;
     e.is_activated = is_activated, e.glu = glu, e.alpha = 1.702f, e.limit = 1.5f;
     o->e = wg_broadcast(e);
@@ -508,7 +535,9 @@ static double wanted(const operands & o, float v, int m, int c, int flags, bool 
     if (is_activated) {
         switch (glu) {
             case GCUDA_GLU_OP_REGLU: x = x > 0.0 ? x : 0.0; break;
-            case GCUDA_GLU_OP_GEGLU: x = 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))); break;
+            case GCUDA_GLU_OP_GEGLU:
+                x = 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x)));
+                break;
             case GCUDA_GLU_OP_SWIGLU: x = x / (1.0 + exp(-x)); break;
             case GCUDA_GLU_OP_GEGLU_QUICK: x = x / (1.0 + exp(-1.702 * x)); break;
             case GCUDA_GLU_OP_SWIGLU_OAI: x = a / (1.0 + exp(-(double) 1.702f * a)) * 2.0; break; // 1 + 1
@@ -517,18 +546,25 @@ static double wanted(const operands & o, float v, int m, int c, int flags, bool 
     }
     if (flags & FACTOR) { x *= (flags & OF_COLUMNS) != 0 ? o.row[(size_t) m] : o.column[(size_t) c]; }
     if (flags & SCALE) { x *= -0.75; }
-    if (flags & RESIDUAL) { x += (flags & ACROSS) != 0 ? o.whole[(size_t) m * (size_t) o.p.n + (size_t) c] : o.whole[(size_t) c * (size_t) o.p.m + (size_t) m]; }
+    if (flags & RESIDUAL) {
+        x += (flags & ACROSS) != 0 ? o.whole[(size_t) m * (size_t) o.p.n + (size_t) c]
+                                   : o.whole[(size_t) c * (size_t) o.p.m + (size_t) m];
+    }
     return x;
 }
 
-static void compare(const operands & o, const std::vector<float> & y, const std::vector<float> & sums, int flags, bool is_activated, gcuda_glu_op glu) {
+static void compare(const operands & o, const std::vector<float> & y, const std::vector<float> & sums, int flags,
+    bool is_activated, gcuda_glu_op glu) {
     const size_t m = (size_t) o.p.m, n = (size_t) o.p.n;
     for (size_t c = 0; c < n; ++c) {
         for (size_t row = 0; row < m + 3; ++row) {
             const float got = y[c * (m + 3) + row];
-            const double want = row < m ? wanted(o, sums[c * m + row], (int) row, (int) c, flags, is_activated, glu) : -1.0; // behind: not the result's
-            CHECK_MSG(fabs(got - want) <= (row < m ? 2e-6 * (1.0 + fabs(want)) : 0.0), "steps %d, op %d, row %d, column %d: %g, wanted %g", flags,
-                (int) glu, (int) row, (int) c, (double) got, want);
+            // behind: not the result's
+            const double want =
+                row < m ? wanted(o, sums[c * m + row], (int) row, (int) c, flags, is_activated, glu) : -1.0;
+            CHECK_MSG(fabs(got - want) <= (row < m ? 2e-6 * (1.0 + fabs(want)) : 0.0),
+                "steps %d, op %d, row %d, column %d: %g, wanted %g", flags, (int) glu, (int) row, (int) c, (double) got,
+                want);
         }
     }
 }
@@ -548,7 +584,8 @@ static void behind(int m, int n, int n_parts, int flags, bool is_activated, gcud
     std::vector<float> sums(parts.begin(), parts.begin() + (size_t) m * (size_t) n);
     for (size_t i = sums.size(); i < parts.size(); ++i) { sums[i % sums.size()] += parts[i]; }
     const bool is_of_columns = (flags & OF_COLUMNS) != 0;
-    float * row = to_device(o.row), * column = to_device(o.column), * whole = to_device(o.whole), * y = to_device(o.y), * from = to_device(parts);
+    float *row = to_device(o.row), *column = to_device(o.column), *whole = to_device(o.whole), *y = to_device(o.y),
+          *from = to_device(parts);
     d_wg_job p = o.p;
     gcuda_mul_mat_epilogue e = o.e;
     p.n_parts = n_parts, p.y = y;
@@ -561,7 +598,8 @@ static void behind(int m, int n, int n_parts, int flags, bool is_activated, gcud
 }
 
 TEST(steps_behind_parts) {
-    const int flags[] = { BIAS, RESIDUAL, BIAS | FACTOR | SCALE | RESIDUAL, BIAS | FACTOR | OF_COLUMNS, SCALE | RESIDUAL | ACROSS };
+    const int flags[] = { BIAS, RESIDUAL, BIAS | FACTOR | SCALE | RESIDUAL, BIAS | FACTOR | OF_COLUMNS,
+        SCALE | RESIDUAL | ACROSS };
     int k = 0;
     for (int f : flags) {
         for (int glu = 0; glu < GCUDA_GLU_OP_COUNT; ++glu, ++k) {
@@ -575,10 +613,12 @@ TEST(steps_behind_parts) {
 struct experts {
     int m, k, n_experts, used, n_b, tokens; // n_b: columns of a token, 1 or used
     int y_pad;                              // elements between columns of the result
-    int kind;                               // of ids: 0 random, 1 all the same, 2 bad ones among them, 3 only a few experts
+    // of ids: 0 random, 1 all the same, 2 bad ones among them, 3 only a few experts
+    int kind;
 };
 
-// A slab of 128 rows of an expert, each behind as many bytes as its address is past a multiple of 16; zeros past its end.
+// A slab of 128 rows of an expert, each behind as many bytes as its address is past a multiple of 16; zeros past its
+// end.
 template <typename A> static std::vector<char> id_slab_of(const d_wg_id_job & p, const d_wg_id_item & t, int s) {
     typedef d_wg_id_slab<A> slab;
     std::vector<char> to((size_t) d_wg_slab_bytes<slab>, 0);
@@ -604,7 +644,8 @@ template <typename A> static void multiply_expert(const d_wg_id_job & p, int ite
         const int which = s * WG_K / slab::k, part = s * WG_K % slab::k / 128;
         const std::vector<char> data = id_slab_of<A>(p, t, which);
         const char * stage = p.packed_b + ((int64_t) t.place * p.n_units * steps + (int64_t) s * padded) * (WG_K * 2);
-        multiply_step<A, slab, TN>(data, [&](int row) { return d_wg_skew(p, t, row, which * slab::bytes); }, p.m - t.m0, part, s % 2, table,
+        multiply_step<A, slab, TN>(
+            data, [&](int row) { return d_wg_skew(p, t, row, which * slab::bytes); }, p.m - t.m0, part, s % 2, table,
             stage, t.n, sums);
     }
     store_sums<TN>(p, t, t.m0, sums);
@@ -612,7 +653,10 @@ template <typename A> static void multiply_expert(const d_wg_id_job & p, int ite
 
 static int32_t id_of(const experts & x, int slot, rng * r) {
     const int32_t any = (int32_t) rng_below(r, x.n_experts);
-    return x.kind == 1 ? x.n_experts - 1 : x.kind == 2 && slot % 5 == 0 ? (slot % 2 == 0 ? -1 : x.n_experts) : x.kind == 3 ? any % 2 : any;
+    return x.kind == 1                    ? x.n_experts - 1
+           : x.kind == 2 && slot % 5 == 0 ? (slot % 2 == 0 ? -1 : x.n_experts)
+           : x.kind == 3                  ? any % 2
+                                          : any;
 }
 
 // Lists and columns are made by kernels; the product itself by the host.
@@ -626,19 +670,22 @@ template <typename A> static void run_experts(gcuda_type type, const experts & x
     memcpy(a, random.data(), random.size());
     for (size_t i = 0; i < (size_t) (x.k * n_columns); ++i) {
         const float v = (float) rng_between(&r, -1.0, 1.0);
-        if (b_type == GCUDA_TYPE_F32) { memcpy(&b[i * 4], &v, 4); }
-        else { gcuda_get_type_traits(b_type)->from_float_ref(&v, &b[i * b_size], 1); }
+        if (b_type == GCUDA_TYPE_F32) {
+            memcpy(&b[i * 4], &v, 4);
+        } else {
+            gcuda_get_type_traits(b_type)->from_float_ref(&v, &b[i * b_size], 1);
+        }
     }
     std::vector<int32_t> ids((size_t) n_slots);
     for (int i = 0; i < n_slots; ++i) { ids[(size_t) i] = id_of(x, i, &r); }
     gcuda_mul_mat_id_args p = {};
     char * b_there = on_device<char>(b.size());
-    int32_t * ids_there = on_device<int32_t>(ids.size()), * bad = on_device<int32_t>(1);
+    int32_t *ids_there = on_device<int32_t>(ids.size()), *bad = on_device<int32_t>(1);
     const int32_t none = 0;
     CHECK(cudaMemcpy(b_there, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(ids_there, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(bad, &none, 4, cudaMemcpyHostToDevice) == cudaSuccess);
-    p.as = packed_array(type, b_there, x.k, x.m, x.n_experts, 1); // not read by kernels here
+    p.as = packed_array(type, b_there, x.k, x.m, x.n_experts, 1);   // not read by kernels here
     p.as.nb[1] = row, p.as.nb[2] = p.as.nb[3] = row * (size_t) x.m; // packed_array is of floats
     p.b = packed_array(b_type, b_there, x.k, x.n_b, x.tokens, 1);
     p.ids = packed_array(GCUDA_TYPE_I32, ids_there, x.used, x.tokens, 1, 1);
@@ -682,16 +729,20 @@ template <typename A> static void run_experts(gcuda_type type, const experts & x
         }
     }
     CHECK_MSG(errors <= 4e-5 * results, "NMSE %g", errors / results);
-    CHECK(cudaFree(b_there) == cudaSuccess && cudaFree(ids_there) == cudaSuccess && cudaFree(bad) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    CHECK(cudaFree(b_there) == cudaSuccess && cudaFree(ids_there) == cudaSuccess && cudaFree(bad) == cudaSuccess &&
+          cudaFree(scratch) == cudaSuccess);
 }
 
 TEST(experts_on_warp_groups) {
-    static const experts shapes[] = { { 130, 288, 4, 2, 1, 9, 0, 0 }, { 40, 2080, 6, 3, 3, 5, 4, 2 }, { 129, 64, 3, 1, 1, 70, 0, 1 },
-        { 20, 320, 40, 4, 2, 6, 1, 3 } };
+    static const experts shapes[] = { { 130, 288, 4, 2, 1, 9, 0, 0 }, { 40, 2080, 6, 3, 3, 5, 4, 2 },
+        { 129, 64, 3, 1, 1, 70, 0, 1 }, { 20, 320, 40, 4, 2, 6, 1, 3 } };
     for (int i = 0; i < 4; ++i) {
         run_experts<d_format<GCUDA_TYPE_Q8_0>>(GCUDA_TYPE_Q8_0, shapes[i], GCUDA_TYPE_F32);
         run_experts<d_format<GCUDA_TYPE_Q4_0>>(GCUDA_TYPE_Q4_0, shapes[i], GCUDA_TYPE_F16);
-        if (shapes[i].k % 64 == 0) { run_experts<d_format<GCUDA_TYPE_MXFP4>>(GCUDA_TYPE_MXFP4, shapes[i], GCUDA_TYPE_F32); } // even rows
+        // even rows
+        if (shapes[i].k % 64 == 0) {
+            run_experts<d_format<GCUDA_TYPE_MXFP4>>(GCUDA_TYPE_MXFP4, shapes[i], GCUDA_TYPE_F32);
+        }
     }
     experts x = { 130, 512, 4, 2, 1, 9, 0, 2 };
     run_experts<d_format<GCUDA_TYPE_Q4_K>>(GCUDA_TYPE_Q4_K, x, GCUDA_TYPE_F32);

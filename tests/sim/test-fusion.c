@@ -8,12 +8,12 @@
 #include "sim-test.h"
 #include "products.h"
 
-// What a case builds: inputs are leafs (filled with numbers, or with indices below N_INDICES where they are integers of 32 bits, in turn),
-// `out` is compared, `before` comes in front of it.
+// What a case builds: inputs are leafs (filled with numbers, or with indices below N_INDICES where they are integers of
+// 32 bits, in turn), `out` is compared, `before` comes in front of it.
 enum { MAX_OUT = 4, N_INDICES = 65 };
 struct build {
     struct gcuda_context * ctx;
-    struct gcuda_tensor * out[MAX_OUT], * before;
+    struct gcuda_tensor *out[MAX_OUT], *before;
     int n_out, variant;
 };
 typedef void (*builder)(struct build * b);
@@ -21,9 +21,7 @@ typedef void (*builder)(struct build * b);
 static struct gcuda_tensor * f32(struct build * b, int64_t ne0, int64_t ne1, int64_t ne2) {
     return gcuda_new_tensor_3d(b->ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
 }
-static void out(struct build * b, struct gcuda_tensor * t) {
-    b->out[b->n_out++] = t;
-}
+static void out(struct build * b, struct gcuda_tensor * t) { b->out[b->n_out++] = t; }
 
 // Of codebooks, which need more than rows to be made: any bytes, and a scale before each block.
 static void fill_codebook(struct gcuda_tensor * t, int salt) {
@@ -238,7 +236,7 @@ enum { ROW = 68, ROWS = 5 };
 static void build_norm_mul(struct build * b) {
     const int v = b->variant;
     const int64_t n = v == 1 ? 67 : v == 2 ? 300 : v == 3 ? 5000 : ROW;
-    struct gcuda_tensor * x = f32(b, n, ROWS, 2), * w = f32(b, n, v == 4 ? ROWS : 1, 1);
+    struct gcuda_tensor *x = f32(b, n, ROWS, 2), *w = f32(b, n, v == 4 ? ROWS : 1, 1);
     struct gcuda_tensor * norm = gcuda_rms_norm(b->ctx, x, 1e-5f);
     struct gcuda_tensor * y = v == 5 ? gcuda_mul(b->ctx, f32(b, n, ROWS, 2), norm) : gcuda_mul(b->ctx, norm, w);
     if (v >= 6) { // + bias, from either side
@@ -248,15 +246,18 @@ static void build_norm_mul(struct build * b) {
     out(b, y);
 }
 
-// One row, which has a kernel of its own from 513 elements on where all lies at multiples of sixteen bytes: a weight that does not
-// (v 20) is left to the other, and so is a sum that is the weight (v 21) or the bias (v 22) as well, which has to be written first.
+// One row, which has a kernel of its own from 513 elements on where all lies at multiples of sixteen bytes: a weight
+// that does not (v 20) is left to the other, and so is a sum that is the weight (v 21) or the bias (v 22) as well,
+// which has to be written first.
 static void build_norm_mul_row(struct build * b) {
     static const int64_t lengths[5] = { 516, 1024, 1700, 5000, 16384 };
     const int v = b->variant;
     const int64_t n = v >= 20 ? 600 : lengths[v / 4];
     const bool has_bias = v == 22 || (v < 20 && v % 2 == 1), has_add = v > 20 || (v < 20 && v % 4 >= 2);
-    struct gcuda_tensor * x = f32(b, n, 1, 1), * sum = has_add ? gcuda_add(b->ctx, x, f32(b, n, 1, 1)) : x;
-    struct gcuda_tensor * w = v == 20 ? gcuda_view_1d(b->ctx, f32(b, n + 1, 1, 1), n, sizeof(float)) : v == 21 ? sum : f32(b, n, 1, 1);
+    struct gcuda_tensor *x = f32(b, n, 1, 1), *sum = has_add ? gcuda_add(b->ctx, x, f32(b, n, 1, 1)) : x;
+    struct gcuda_tensor * w = v == 20   ? gcuda_view_1d(b->ctx, f32(b, n + 1, 1, 1), n, sizeof(float))
+                              : v == 21 ? sum
+                                        : f32(b, n, 1, 1);
     struct gcuda_tensor * y = gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, sum, 1e-5f), w);
     if (has_bias) { y = gcuda_add(b->ctx, y, v == 22 ? sum : f32(b, n, 1, 1)); }
     out(b, y);
@@ -273,14 +274,24 @@ TEST(rms_norm_and_mul_of_one_row_are_one_launch) {
     clean();
 }
 
-// What experts' results become: parts of one tensor, added in order, a residual, the next norm. Variants from 4 on are taken apart.
+// What experts' results become: parts of one tensor, added in order, a residual, the next norm. Variants from 4 on are
+// taken apart.
 static void build_parts_norm(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 1 ? 516 : v == 2 ? 5000 : v == 4 ? 512 : v == 8 ? 8196 : 2048, used = v == 1 ? 2 : v == 3 ? 5 : 8, rows = v == 5 ? 2 : 1;
-    struct gcuda_tensor * y = f32(b, n, used, rows), * x = f32(b, n, rows, 1), * sum = NULL;
+    const int64_t n = v == 1   ? 516
+                      : v == 2 ? 5000
+                      : v == 4 ? 512
+                      : v == 8 ? 8196
+                               : 2048,
+                  used = v == 1   ? 2
+                         : v == 3 ? 5
+                                  : 8,
+                  rows = v == 5 ? 2 : 1;
+    struct gcuda_tensor *y = f32(b, n, used, rows), *x = f32(b, n, rows, 1), *sum = NULL;
     for (int64_t i = 0; i < used; ++i) {
-        struct gcuda_tensor * one = gcuda_view_2d(c, y, n, rows, y->nb[2], (size_t) (v == 6 && i == 3 ? 4 : i) * y->nb[1]);
+        struct gcuda_tensor * one =
+            gcuda_view_2d(c, y, n, rows, y->nb[2], (size_t) (v == 6 && i == 3 ? 4 : i) * y->nb[1]);
         sum = i == 0 ? one : gcuda_add(c, sum, one);
         if (v == 7 && i == 4) { gcuda_set_output(sum); }
     }
@@ -302,20 +313,28 @@ TEST(a_sum_of_parts_goes_into_the_norm) {
     clean();
 }
 
-// What a layer with experts has: a norm, whose result the router and the experts read, and the router's product. Variants from 10 on are
-// taken apart.
+// What a layer with experts has: a norm, whose result the router and the experts read, and the router's product.
+// Variants from 10 on are taken apart.
 static void build_norm_router(struct build * b) {
     static const int64_t lengths[5] = { 520, 1024, 2048, 2880, 4096 };
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 10 ? 512 : v == 11 ? 4100 : lengths[v % 5], experts = v == 12 ? 513 : v % 3 == 0 ? 128 : v % 3 == 1 ? 31 : 2;
+    const int64_t n = v == 10   ? 512
+                      : v == 11 ? 4100
+                                : lengths[v % 5],
+                  experts = v == 12      ? 513
+                            : v % 3 == 0 ? 128
+                            : v % 3 == 1 ? 31
+                                         : 2;
     const int64_t tokens = v == 13 ? 2 : 1;
     const bool has_add = v < 10 && v % 4 >= 2;
-    struct gcuda_tensor * x = f32(b, n, tokens, 1), * sum = has_add ? gcuda_add(c, x, f32(b, n, tokens, 1)) : x;
+    struct gcuda_tensor *x = f32(b, n, tokens, 1), *sum = has_add ? gcuda_add(c, x, f32(b, n, tokens, 1)) : x;
     struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, sum, 1e-5f), f32(b, n, 1, 1));
     if (v < 10 && v % 2 == 1) { h = gcuda_add(c, h, f32(b, n, 1, 1)); }
-    struct gcuda_tensor * router = v == 14 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, n, experts) : v == 15 ? gcuda_view_2d(c, f32(b, n + 1, experts, 1), n, experts, 4 * (size_t) (n + 1), 0)
-                                                                                               : f32(b, n, experts, 1);
+    struct gcuda_tensor * router =
+        v == 14   ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, n, experts)
+        : v == 15 ? gcuda_view_2d(c, f32(b, n + 1, experts, 1), n, experts, 4 * (size_t) (n + 1), 0)
+                  : f32(b, n, experts, 1);
     struct gcuda_tensor * y = gcuda_mul_mat(c, router, h);
     if (v == 16) { y = gcuda_add(c, y, f32(b, experts, 1, 1)); }
     out(b, gcuda_soft_max(c, y));
@@ -344,9 +363,14 @@ static void build_norm_mul_not(struct build * b) {
     const enum gcuda_type type = v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
     const int64_t n = v == 1 ? 16385 : ROW;
     struct gcuda_tensor * x = gcuda_new_tensor_2d(b->ctx, type, n, ROWS);
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : type, v == 3 ? 1 : v == 4 ? n / 2 : n, 1);
-    struct gcuda_tensor * norm = v == 5 ? gcuda_rms_norm_inplace(b->ctx, x, 1e-5f)
-                                 : v == 6 ? gcuda_norm(b->ctx, x, 1e-5f) : gcuda_rms_norm(b->ctx, x, 1e-5f);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : type,
+        v == 3   ? 1
+        : v == 4 ? n / 2
+                 : n,
+        1);
+    struct gcuda_tensor * norm = v == 5   ? gcuda_rms_norm_inplace(b->ctx, x, 1e-5f)
+                                 : v == 6 ? gcuda_norm(b->ctx, x, 1e-5f)
+                                          : gcuda_rms_norm(b->ctx, x, 1e-5f);
     if (v == 7) { gcuda_set_output(norm); }
     struct gcuda_tensor * y = gcuda_mul(b->ctx, norm, v == 8 ? norm : w);
     if (v == 9) { y = gcuda_mul(b->ctx, f32(b, n, ROWS, 3), norm); } // norm repeats: of another shape
@@ -357,15 +381,18 @@ static void build_norm_mul_not(struct build * b) {
     if (v == 12) { out(b, gcuda_scale(b->ctx, norm, 2.0f)); } // another reader
 }
 
-// A source changed in place makes a second reader of what a pattern does not write, itself (variant 0), through a view without an
-// operation (1), or takes the first reader away as well (2), so that there is one still: the graph's own use counts know nothing of it.
+// A source changed in place makes a second reader of what a pattern does not write, itself (variant 0), through a view
+// without an operation (1), or takes the first reader away as well (2), so that there is one still: the graph's own use
+// counts know nothing of it.
 static void read_late(int variant) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     gcuda_backend_t fused = gcuda_backend_cuda_init_params(&params);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
-    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w), * z = gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS),
+                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
+    struct gcuda_tensor *norm = gcuda_rms_norm(p.ctx, x, 1e-5f), *y = gcuda_mul(p.ctx, norm, w),
+                        *z = gcuda_scale(p.ctx, x, 2.0f);
     struct gcuda_tensor * view = gcuda_view_tensor(p.ctx, norm);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -382,7 +409,8 @@ static void read_late(int variant) {
         CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
         CHECK_OK(gcuda_backend_graph_compute(fused, graph));
         CHECK_OK(gcuda_backend_tensor_get(z, run == 0 ? want : got, 0, sizeof got));
-        CHECK_MSG(run == 0 || memcmp(want, got, sizeof got) == 0, "variant %d, run %d: read before it was written", variant, run);
+        CHECK_MSG(run == 0 || memcmp(want, got, sizeof got) == 0, "variant %d, run %d: read before it was written",
+            variant, run);
     }
     place_end(&p);
     gcuda_backend_free(fused);
@@ -393,16 +421,18 @@ TEST(what_is_read_since_a_change_in_place_is_written) {
     clean();
 }
 
-// A graph in slices, rms_norm + mul in the first: a node of the last reads the norm as well, as built (variant 0), since a change in place
-// before the views of the graph are made (1) or after it and a run (2), or through a view without an operation (3).
+// A graph in slices, rms_norm + mul in the first: a node of the last reads the norm as well, as built (variant 0),
+// since a change in place before the views of the graph are made (1) or after it and a run (2), or through a view
+// without an operation (3).
 static void read_by_a_later_slice(int variant, bool by_sched) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     gcuda_backend_t all[2] = { gcuda_backend_cuda_init_params(&params), gcuda_backend_cpu_init() };
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
-    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w);
-    struct gcuda_tensor * u = gcuda_scale(p.ctx, y, 3.0f), * z = gcuda_scale(p.ctx, variant == 0 ? norm : x, 2.0f);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS),
+                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, ROW);
+    struct gcuda_tensor *norm = gcuda_rms_norm(p.ctx, x, 1e-5f), *y = gcuda_mul(p.ctx, norm, w);
+    struct gcuda_tensor *u = gcuda_scale(p.ctx, y, 3.0f), *z = gcuda_scale(p.ctx, variant == 0 ? norm : x, 2.0f);
     struct gcuda_tensor * later = variant == 3 ? gcuda_view_tensor(p.ctx, norm) : norm;
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     struct gcuda_backend_sched_params sp;
@@ -425,11 +455,12 @@ static void read_by_a_later_slice(int variant, bool by_sched) {
         CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
         for (int i = 0; i < (is_whole ? 1 : 2); ++i) {
             struct gcuda_cgraph * part = is_whole ? graph : &slices[i];
-            CHECK_OK(by_sched ? gcuda_backend_sched_graph_compute(sched, part) : gcuda_backend_graph_compute(all[0], part));
+            CHECK_OK(
+                by_sched ? gcuda_backend_sched_graph_compute(sched, part) : gcuda_backend_graph_compute(all[0], part));
         }
         CHECK_OK(gcuda_backend_tensor_get(z, is_whole ? want : got, 0, sizeof got));
-        CHECK_MSG(is_whole || memcmp(want, got, sizeof got) == 0, "variant %d, %s, run %d: read before it was written", variant,
-            by_sched ? "scheduler" : "backend", run);
+        CHECK_MSG(is_whole || memcmp(want, got, sizeof got) == 0, "variant %d, %s, run %d: read before it was written",
+            variant, by_sched ? "scheduler" : "backend", run);
     }
     gcuda_backend_sched_free(sched);
     place_end(&p);
@@ -454,15 +485,18 @@ TEST(rms_norm_and_mul_stay_apart) {
 static void build_norm_mul_no_bias(struct build * b) {
     const int v = b->variant;
     struct gcuda_context * c = b->ctx;
-    struct gcuda_tensor * y = gcuda_mul(c, gcuda_rms_norm(c, f32(b, ROW, ROWS, 1), 1e-5f), f32(b, ROW, 1, 1)), * z = NULL;
+    struct gcuda_tensor *y = gcuda_mul(c, gcuda_rms_norm(c, f32(b, ROW, ROWS, 1), 1e-5f), f32(b, ROW, 1, 1)), *z = NULL;
     if (v == 0) { gcuda_set_output(y); }
     switch (v) {
         case 1: z = gcuda_add(c, y, y); break;
         case 2: z = gcuda_sub(c, y, f32(b, ROW, 1, 1)); break;
-        case 3: z = gcuda_add(c, y, f32(b, 1, ROWS, 1)); break;                           // repeats along rows
+        case 3: z = gcuda_add(c, y, f32(b, 1, ROWS, 1)); break; // repeats along rows
         case 4: z = gcuda_add(c, y, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, ROW)); break;
-        case 5: z = gcuda_add(c, f32(b, ROW, ROWS, 2), y); break;                         // y repeats
-        case 6: z = gcuda_add(c, y, gcuda_view_2d(c, f32(b, 2 * ROW, 1, 1), ROW, 1, 8 * ROW, 0)); z->src[1]->nb[0] = 8; break;
+        case 5: z = gcuda_add(c, f32(b, ROW, ROWS, 2), y); break; // y repeats
+        case 6:
+            z = gcuda_add(c, y, gcuda_view_2d(c, f32(b, 2 * ROW, 1, 1), ROW, 1, 8 * ROW, 0));
+            z->src[1]->nb[0] = 8;
+            break;
         default: z = gcuda_add(c, y, f32(b, ROW, 1, 1)); break;
     }
     out(b, z);
@@ -478,7 +512,7 @@ TEST(an_addition_stays_behind_rms_norm_and_mul) {
 
 static void build_add_norm_mul(struct build * b) {
     const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, ROW, ROWS, 1), * a = f32(b, ROW, v == 1 ? 1 : ROWS, 1), * w = f32(b, ROW, 1, 1);
+    struct gcuda_tensor *x = f32(b, ROW, ROWS, 1), *a = f32(b, ROW, v == 1 ? 1 : ROWS, 1), *w = f32(b, ROW, 1, 1);
     struct gcuda_tensor * sum = v == 5 ? gcuda_add_inplace(b->ctx, x, a) : gcuda_add(b->ctx, x, a);
     if (v == 3) { gcuda_set_output(sum); }
     struct gcuda_tensor * y = gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, sum, 1e-6f), w);
@@ -495,11 +529,16 @@ TEST(add_rms_norm_and_mul_are_one_launch) {
 
 static void build_add_norm_mul_not(struct build * b) {
     const int v = b->variant;
-    struct gcuda_tensor * x = v == 3 ? gcuda_transpose(b->ctx, f32(b, ROWS, ROW, 1)) : f32(b, ROW, ROWS, 1), * w = f32(b, ROW, 1, 1);
-    struct gcuda_tensor * a = v == 0 ? f32(b, 1, ROWS, 1) : gcuda_new_tensor_2d(b->ctx, v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, ROW, ROWS);
-    struct gcuda_tensor * sum = v == 4 ? gcuda_add_cast(b->ctx, gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, ROW, ROWS), a, GCUDA_TYPE_F32)
-                                : v == 5 ? gcuda_sub(b->ctx, x, a) : gcuda_add(b->ctx, x, a);
-    struct gcuda_tensor * norm = gcuda_rms_norm(b->ctx, v == 2 ? gcuda_reshape_2d(b->ctx, sum, 2 * ROW / 4, 2 * ROWS) : sum, 1e-6f);
+    struct gcuda_tensor *x = v == 3 ? gcuda_transpose(b->ctx, f32(b, ROWS, ROW, 1)) : f32(b, ROW, ROWS, 1),
+                        *w = f32(b, ROW, 1, 1);
+    struct gcuda_tensor * a =
+        v == 0 ? f32(b, 1, ROWS, 1) : gcuda_new_tensor_2d(b->ctx, v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, ROW, ROWS);
+    struct gcuda_tensor * sum =
+        v == 4   ? gcuda_add_cast(b->ctx, gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, ROW, ROWS), a, GCUDA_TYPE_F32)
+        : v == 5 ? gcuda_sub(b->ctx, x, a)
+                 : gcuda_add(b->ctx, x, a);
+    struct gcuda_tensor * norm =
+        gcuda_rms_norm(b->ctx, v == 2 ? gcuda_reshape_2d(b->ctx, sum, 2 * ROW / 4, 2 * ROWS) : sum, 1e-6f);
     if (v == 2) { w = f32(b, 2 * ROW / 4, 1, 1); }
     out(b, gcuda_mul(b->ctx, norm, w));
 }
@@ -514,10 +553,14 @@ TEST(add_rms_norm_and_mul_stay_apart) { // rms_norm + mul is left
 // =====================================================================================================================
 static void build_scale_soft_max(struct build * b) {
     const int v = b->variant;
-    struct gcuda_tensor * x = gcuda_new_tensor_3d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 20000 : 40, 6, 2);
+    struct gcuda_tensor * x =
+        gcuda_new_tensor_3d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 20000 : 40, 6, 2);
     if (v == 7) { x = gcuda_transpose(b->ctx, f32(b, 6, 40, 2)); } // no rows
-    if (v == 8) { x = gcuda_view_3d(b->ctx, f32(b, 41, 6, 2), 40, 6, 2, 41 * 4, 41 * 6 * 4, 4); } // sums have another order there
-    struct gcuda_tensor * s = v == 3 ? gcuda_scale_bias(b->ctx, x, 0.3f, 1.0f) : v == 9 ? gcuda_scale_inplace(b->ctx, x, 0.3f) : gcuda_scale(b->ctx, x, 0.3f);
+    // sums have another order there
+    if (v == 8) { x = gcuda_view_3d(b->ctx, f32(b, 41, 6, 2), 40, 6, 2, 41 * 4, 41 * 6 * 4, 4); }
+    struct gcuda_tensor * s = v == 3   ? gcuda_scale_bias(b->ctx, x, 0.3f, 1.0f)
+                              : v == 9 ? gcuda_scale_inplace(b->ctx, x, 0.3f)
+                                       : gcuda_scale(b->ctx, x, 0.3f);
     if (v == 4) { gcuda_set_output(s); }
     struct gcuda_tensor * mask = v == 5 || v == 6 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, 40, 6) : NULL;
     struct gcuda_tensor * y = v == 10 ? gcuda_reshape_2d(b->ctx, s, 40, 12) : s; // a view of it
@@ -547,15 +590,17 @@ enum { N_ROPE_SETS = 9 };
 static void build_rope_set(struct build * b) {
     const int v = b->variant % N_ROPE_SETS;
     const int64_t head = v == 1 ? 10 : 16, heads = b->variant < N_ROPE_SETS ? 3 : 4, tokens = v == 2 ? 1 : 7;
-    struct gcuda_tensor * k = f32(b, head, heads, tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor *k = f32(b, head, heads, tokens), *pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
     const enum gcuda_type types[4] = { GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_BF16, GCUDA_TYPE_F16 };
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v % 4], head * heads, 12);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, v == 3 ? GCUDA_TYPE_I32 : GCUDA_TYPE_I64, tokens);
     const int n_dims = v == 1 ? 6 : (int) head, mode = v % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
     struct gcuda_tensor * factors = v >= 5 && v < 8 ? gcuda_new_tensor_1d(b->ctx, types[v - 5], n_dims / 2) : NULL;
-    struct gcuda_tensor * r = v < 8 ? gcuda_rope_ext(b->ctx, k, pos, factors, n_dims, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
-                                    : gcuda_rope_ext(b->ctx, k, pos, NULL, n_dims, mode, 64, 5000.0f, 0.5f, 0.7f, 1.1f, 32.0f, 1.0f);
-    struct gcuda_tensor * rows = v == 4 ? gcuda_view_2d(b->ctx, r, head * heads, tokens, r->nb[2], 0) : gcuda_reshape_2d(b->ctx, r, head * heads, tokens);
+    struct gcuda_tensor * r =
+        v < 8 ? gcuda_rope_ext(b->ctx, k, pos, factors, n_dims, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+              : gcuda_rope_ext(b->ctx, k, pos, NULL, n_dims, mode, 64, 5000.0f, 0.5f, 0.7f, 1.1f, 32.0f, 1.0f);
+    struct gcuda_tensor * rows = v == 4 ? gcuda_view_2d(b->ctx, r, head * heads, tokens, r->nb[2], 0)
+                                        : gcuda_reshape_2d(b->ctx, r, head * heads, tokens);
     out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
 }
 
@@ -565,21 +610,26 @@ TEST(rope_writes_into_the_cache) {
     clean();
 }
 
-// Caches in blocks: heads of several blocks, two that share one, parts that stay as they are, more heads than are taken at once.
+// Caches in blocks: heads of several blocks, two that share one, parts that stay as they are, more heads than are taken
+// at once.
 enum { N_BLOCK_TYPES = 6 };
-static const enum gcuda_type block_types[N_BLOCK_TYPES] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
-    GCUDA_TYPE_IQ4_NL };
+static const enum gcuda_type block_types[N_BLOCK_TYPES] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0,
+    GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL };
 static const int64_t block_heads[][3] = { // elements, heads, elements that are turned
-    { 32, 3, 32 }, { 16, 6, 16 }, { 64, 2, 32 }, { 128, 9, 128 }, { 80, 14, 80 }, { 256, 5, 64 }, { 10, 112, 6 }, { 1024, 2, 1024 } };
+    { 32, 3, 32 }, { 16, 6, 16 }, { 64, 2, 32 }, { 128, 9, 128 }, { 80, 14, 80 }, { 256, 5, 64 }, { 10, 112, 6 },
+    { 1024, 2, 1024 }
+};
 enum { N_BLOCK_HEADS = sizeof block_heads / sizeof block_heads[0] };
 
 static void build_rope_set_blocks(struct build * b) {
     const int v = b->variant;
-    const int64_t * h = block_heads[v / N_BLOCK_TYPES], tokens = v % 2 ? 1 : 7;
-    struct gcuda_tensor * k = f32(b, h[0], h[1], tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
-    struct gcuda_tensor * r = gcuda_rope(b->ctx, k, pos, (int) h[2], v % 4 < 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL);
+    const int64_t *h = block_heads[v / N_BLOCK_TYPES], tokens = v % 2 ? 1 : 7;
+    struct gcuda_tensor *k = f32(b, h[0], h[1], tokens), *pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * r =
+        gcuda_rope(b->ctx, k, pos, (int) h[2], v % 4 < 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL);
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, block_types[v % N_BLOCK_TYPES], h[0] * h[1], 12);
-    out(b, gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, r, h[0] * h[1], tokens), gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens)));
+    out(b, gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, r, h[0] * h[1], tokens),
+               gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens)));
 }
 
 TEST(rope_writes_into_a_cache_in_blocks) {
@@ -591,8 +641,9 @@ static void build_rope_set_blocks_not(struct build * b) {
     const int v = b->variant;
     const enum gcuda_type types[4] = { GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, GCUDA_TYPE_F16 };
     const int64_t head = v == 2 ? 66 : v == 3 ? 1026 : 16, heads = 16, tokens = 3; // 16 heads of 66 are 33 blocks
-    struct gcuda_tensor * k = f32(b, head, heads, tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
-    struct gcuda_tensor * rows = gcuda_reshape_2d(b->ctx, gcuda_rope(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NEOX), head * heads, tokens);
+    struct gcuda_tensor *k = f32(b, head, heads, tokens), *pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * rows =
+        gcuda_reshape_2d(b->ctx, gcuda_rope(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NEOX), head * heads, tokens);
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v], head * heads, 9);
     out(b, gcuda_set_rows(b->ctx, cache, rows, gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens)));
 }
@@ -604,7 +655,8 @@ TEST(rope_stays_apart_from_a_cache_of_other_blocks) {
 
 // The rope of queries before that of the keys, after it, after the write.
 enum place_of_queries { QUERIES_FIRST, QUERIES_BETWEEN, QUERIES_LAST };
-static void in_order(struct build * b, enum place_of_queries place, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * set) {
+static void in_order(struct build * b, enum place_of_queries place, struct gcuda_tensor * q, struct gcuda_tensor * k,
+    struct gcuda_tensor * set) {
     b->before = place == QUERIES_BETWEEN ? k : NULL;
     out(b, place == QUERIES_LAST ? set : q);
     out(b, place == QUERIES_LAST ? q : set);
@@ -612,29 +664,37 @@ static void in_order(struct build * b, enum place_of_queries place, struct gcuda
 
 static struct gcuda_tensor * into_cache(struct build * b, enum gcuda_type type, struct gcuda_tensor * k) {
     const int64_t row = k->ne[0] * k->ne[1], tokens = k->ne[2];
-    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, type, row, 11), * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens);
+    struct gcuda_tensor *cache = gcuda_new_tensor_2d(b->ctx, type, row, 11),
+                        *ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens);
     return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, row, tokens), ids);
 }
 
 static void build_rope_rope_set(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant, kind = v / 3;
-    const enum gcuda_type types[9] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_BF16,
-        GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0 };
-    const int64_t head = kind == 8 ? 16 : 64, k_heads = kind == 1 ? 17 : 2, heads = kind == 7 ? 1 : kind == 6 ? 40 : 5, tokens = kind == 2 ? 1 : 7;
+    const enum gcuda_type types[9] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32,
+        GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_BF16, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0 };
+    const int64_t head = kind == 8 ? 16 : 64, k_heads = kind == 1 ? 17 : 2,
+                  heads = kind == 7   ? 1
+                          : kind == 6 ? 40
+                                      : 5,
+                  tokens = kind == 2 ? 1 : 7;
     const int n_dims = kind == 2 ? 48 : (int) head, mode = kind % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
     struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
     struct gcuda_tensor * factors = kind == 2 ? gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, n_dims / 2) : NULL;
-    struct gcuda_tensor * qx = kind == 4 ? gcuda_view_3d(c, f32(b, head + 3, heads + 1, tokens), head, heads, tokens, 4 * (size_t) (head + 3),
-                                               4 * (size_t) ((head + 3) * (heads + 1)), 8)
-                               : kind == 5 ? gcuda_permute(c, f32(b, head, tokens, heads), 0, 2, 1, 3) : f32(b, head, heads, tokens);
+    struct gcuda_tensor * qx = kind == 4   ? gcuda_view_3d(c, f32(b, head + 3, heads + 1, tokens), head, heads, tokens,
+                                                 4 * (size_t) (head + 3), 4 * (size_t) ((head + 3) * (heads + 1)), 8)
+                               : kind == 5 ? gcuda_permute(c, f32(b, head, tokens, heads), 0, 2, 1, 3)
+                                           : f32(b, head, heads, tokens);
     struct gcuda_tensor * kx = kind == 7 ? qx : f32(b, head, k_heads, tokens); // 7: both of one source
     const float base = kind == 6 ? 5000.0f : 10000.0f, ext = kind == 6 ? 0.7f : 0.0f;
-    struct gcuda_tensor * q = kind == 3 || kind == 4 ? gcuda_rope_ext_inplace(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f)
-                                                     : gcuda_rope_ext(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f);
+    struct gcuda_tensor * q =
+        kind == 3 || kind == 4
+            ? gcuda_rope_ext_inplace(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f)
+            : gcuda_rope_ext(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f);
     struct gcuda_tensor * k = gcuda_rope_ext(c, kx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f);
     if (kind == 8) { gcuda_set_output(q); }
-    in_order(b, (enum place_of_queries) (v % 3), q, k, into_cache(b, types[kind], k));
+    in_order(b, (enum place_of_queries)(v % 3), q, k, into_cache(b, types[kind], k));
     if (kind == 8) { // many readers
         out(b, gcuda_scale(c, q, 2.0f));
         out(b, gcuda_cast(c, q, GCUDA_TYPE_F16));
@@ -642,41 +702,51 @@ static void build_rope_rope_set(struct build * b) {
 }
 
 TEST(queries_are_turned_beside_the_keys) {
-    for (int v = 0; v < 27; ++v) { fires(build_rope_rope_set, v, "rope of queries + rope + set_rows", v >= 24 ? 3 : 1); }
+    for (int v = 0; v < 27; ++v) {
+        fires(build_rope_rope_set, v, "rope of queries + rope + set_rows", v >= 24 ? 3 : 1);
+    }
     clean();
 }
 
 static void build_rope_rope_set_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant / 3;
-    const enum place_of_queries place = (enum place_of_queries) (b->variant % 3);
-    const int64_t head = 16, heads = 4, tokens = 6, q_heads = v == 11 ? GCUDA_ROPE_SET_QUERIES / (head * tokens) + 1 : heads;
-    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * factors = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, head / 2);
+    const enum place_of_queries place = (enum place_of_queries)(b->variant % 3);
+    const int64_t head = 16, heads = 4, tokens = 6,
+                  q_heads = v == 11 ? GCUDA_ROPE_SET_QUERIES / (head * tokens) + 1 : heads;
+    struct gcuda_tensor *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens),
+                        *factors = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, head / 2);
     struct gcuda_tensor * kx = f32(b, head, heads, tokens);
-    struct gcuda_tensor * qx = gcuda_new_tensor_4d(c, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 32 : head, q_heads, tokens, v == 2 ? 2 : 1);
-    if (v == 3) { qx = kx; } // in place
+    struct gcuda_tensor * qx = gcuda_new_tensor_4d(
+        c, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 32 : head, q_heads, tokens, v == 2 ? 2 : 1);
+    if (v == 3) { qx = kx; }                                                             // in place
     if (v == 4) { qx = gcuda_view_3d(c, kx, head, 2, tokens, kx->nb[1], kx->nb[2], 0); } // and some of its heads
     struct gcuda_tensor * q_pos = v == 5 ? gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens) : pos;
-    struct gcuda_tensor * q = v == 3 || v == 4 ? gcuda_rope_inplace(c, qx, pos, 16, 0)
-                              : v == 6 ? gcuda_rope(c, qx, pos, 12, 0)
-                              : v == 7 ? gcuda_rope(c, qx, pos, 16, GCUDA_ROPE_TYPE_NEOX)
-                              : v == 8 ? gcuda_rope_ext(c, qx, pos, NULL, 16, 0, 0, 5000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
-                              : v == 9 ? gcuda_rope_ext(c, qx, pos, factors, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
-                              : v == 10 ? gcuda_rope_ext_back(c, qx, pos, NULL, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
-                                       : gcuda_rope(c, qx, q_pos, 16, 0);
+    struct gcuda_tensor * q =
+        v == 3 || v == 4 ? gcuda_rope_inplace(c, qx, pos, 16, 0)
+        : v == 6         ? gcuda_rope(c, qx, pos, 12, 0)
+        : v == 7         ? gcuda_rope(c, qx, pos, 16, GCUDA_ROPE_TYPE_NEOX)
+        : v == 8         ? gcuda_rope_ext(c, qx, pos, NULL, 16, 0, 0, 5000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+        : v == 9         ? gcuda_rope_ext(c, qx, pos, factors, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+        : v == 10        ? gcuda_rope_ext_back(c, qx, pos, NULL, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+                         : gcuda_rope(c, qx, q_pos, 16, 0);
     struct gcuda_tensor * k = gcuda_rope(c, kx, pos, 16, 0);
     in_order(b, place, q, k, into_cache(b, GCUDA_TYPE_F16, k));
 }
 
 TEST(queries_that_are_turned_otherwise_stay_apart) {
-    for (int v = 0; v < 36; ++v) { stops(build_rope_rope_set_not, v, v % 3 == QUERIES_BETWEEN ? "" : "rope + set_rows"); }
+    for (int v = 0; v < 36; ++v) {
+        stops(build_rope_rope_set_not, v, v % 3 == QUERIES_BETWEEN ? "" : "rope + set_rows");
+    }
     clean();
 }
 
 // What looks like queries after the write and goes into a cache itself; between two of them there is nothing to choose.
 static void build_two_caches(struct build * b) {
     struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 5);
-    for (int i = 0; i < 2; ++i) { out(b, into_cache(b, GCUDA_TYPE_Q8_0, gcuda_rope(b->ctx, f32(b, 32, 2, 5), pos, 32, 0))); }
+    for (int i = 0; i < 2; ++i) {
+        out(b, into_cache(b, GCUDA_TYPE_Q8_0, gcuda_rope(b->ctx, f32(b, 32, 2, 5), pos, 32, 0)));
+    }
 }
 
 TEST(keys_of_two_caches_are_a_launch_each) {
@@ -688,8 +758,10 @@ TEST(keys_of_two_caches_are_a_launch_each) {
 #define ALL_INPUTS "rope of queries + rope + set_rows + values"
 
 // What comes between a product and rope.
-enum { HAS_BIAS = 1, HAS_NORM = 2, HAS_HADAMARD = 4, IS_JOINT = 8 }; // joint: heads of queries, keys and values are views of one row
-static struct gcuda_tensor * before_rope(struct build * b, struct gcuda_tensor * x, int64_t head, int64_t heads, int steps) {
+// joint: heads of queries, keys and values are views of one row
+enum { HAS_BIAS = 1, HAS_NORM = 2, HAS_HADAMARD = 4, IS_JOINT = 8 };
+static struct gcuda_tensor * before_rope(
+    struct build * b, struct gcuda_tensor * x, int64_t head, int64_t heads, int steps) {
     struct gcuda_context * c = b->ctx;
     if (steps & HAS_BIAS) { x = gcuda_add(c, x, f32(b, x->ne[0], 1, 1)); }
     if (x->ne[1] != heads || x->ne[0] != head) { x = gcuda_reshape_3d(c, x, head, heads, x->ne[1]); }
@@ -703,19 +775,24 @@ static struct gcuda_tensor * transformed(struct build * b, struct gcuda_tensor *
     return gcuda_reshape(b->ctx, y, x);
 }
 
-static struct gcuda_tensor * heads_of_row(struct build * b, struct gcuda_tensor * row, int64_t head, int64_t first, int64_t heads) {
+static struct gcuda_tensor * heads_of_row(
+    struct build * b, struct gcuda_tensor * row, int64_t head, int64_t first, int64_t heads) {
     return row == NULL ? f32(b, head * heads, b->variant % 2 ? 1 : 5, 1)
-                       : gcuda_view_3d(b->ctx, row, head, heads, row->ne[1], 4 * (size_t) head, row->nb[1], 4 * (size_t) (first * head));
+                       : gcuda_view_3d(b->ctx, row, head, heads, row->ne[1], 4 * (size_t) head, row->nb[1],
+                             4 * (size_t) (first * head));
 }
 
 static void build_inputs(struct build * b) {
-    static const enum gcuda_type types[5] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_BF16, GCUDA_TYPE_F32 };
+    static const enum gcuda_type types[5] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_BF16,
+        GCUDA_TYPE_F32 };
     static const int64_t sizes[4] = { 128, 64, 256, 512 };
     struct gcuda_context * c = b->ctx;
     const int v = b->variant, steps = v / 5, mode = v % 3 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
     const int64_t head = sizes[(v + steps) % 4], tokens = v % 2 ? 1 : 5, n_turned = v % 4 == 3 ? head / 2 : head;
-    struct gcuda_tensor * row = steps & IS_JOINT ? f32(b, 9 * head, tokens, 1) : NULL, * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
-    struct gcuda_tensor * x[3] = { heads_of_row(b, row, head, 0, 5), heads_of_row(b, row, head, 5, 2), heads_of_row(b, row, head, 7, 2) };
+    struct gcuda_tensor *row = steps & IS_JOINT ? f32(b, 9 * head, tokens, 1) : NULL,
+                        *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * x[3] = { heads_of_row(b, row, head, 0, 5), heads_of_row(b, row, head, 5, 2),
+        heads_of_row(b, row, head, 7, 2) };
     struct gcuda_tensor * q = gcuda_rope(c, before_rope(b, x[0], head, 5, steps), pos, (int) n_turned, mode);
     struct gcuda_tensor * k = gcuda_rope(c, before_rope(b, x[1], head, 2, steps), pos, (int) n_turned, mode);
     struct gcuda_tensor * values = before_rope(b, x[2], head, 2, steps & HAS_BIAS);
@@ -724,9 +801,11 @@ static void build_inputs(struct build * b) {
         k = transformed(b, k, head);
         values = transformed(b, values, 64);
     }
-    struct gcuda_tensor * v_cache = gcuda_new_tensor_2d(c, types[v % 5], 2 * head, 9), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
-    struct gcuda_tensor * v_rows = row != NULL ? gcuda_view_2d(c, values, 2 * head, tokens, values->nb[2], 0) : gcuda_reshape_2d(c, values, 2 * head, tokens);
-    struct gcuda_tensor * k_set = into_cache(b, types[v % 5], k), * v_set = gcuda_set_rows(c, v_cache, v_rows, ids);
+    struct gcuda_tensor *v_cache = gcuda_new_tensor_2d(c, types[v % 5], 2 * head, 9),
+                        *ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * v_rows = row != NULL ? gcuda_view_2d(c, values, 2 * head, tokens, values->nb[2], 0)
+                                               : gcuda_reshape_2d(c, values, 2 * head, tokens);
+    struct gcuda_tensor *k_set = into_cache(b, types[v % 5], k), *v_set = gcuda_set_rows(c, v_cache, v_rows, ids);
     struct gcuda_tensor * const all[3] = { q, k_set, v_set };
     for (int i = 0; i < 3; ++i) { out(b, all[(i + v) % 3]); }
 }
@@ -747,7 +826,7 @@ TEST(norms_before_rope_keep_large_and_small_heads) {
         struct gcuda_tensor * x = f32(&b, HEAD, HEADS, tokens);
         struct gcuda_tensor * pos = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, tokens);
         struct gcuda_tensor * k = gcuda_rope(p.ctx, before_rope(&b, x, HEAD, HEADS, HAS_NORM), pos, HEAD, 0);
-        struct gcuda_tensor * set = into_cache(&b, GCUDA_TYPE_F32, k), * ids = set->src[1], * cache = set->src[2];
+        struct gcuda_tensor *set = into_cache(&b, GCUDA_TYPE_F32, k), *ids = set->src[1], *cache = set->src[2];
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, set));
         gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
@@ -784,14 +863,18 @@ TEST(norms_before_rope_keep_large_and_small_heads) {
     clean();
 }
 
-// Values of another size than keys, values that come with keys alone, ropes in the order of graphs of other programs, in place.
+// Values of another size than keys, values that come with keys alone, ropes in the order of graphs of other programs,
+// in place.
 static void build_inputs_other(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t tokens = 3;
-    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * qx = f32(b, 32, 4, tokens), * kx = f32(b, 32, 2, tokens);
-    struct gcuda_tensor * q = v == 2 ? gcuda_rope_inplace(c, qx, pos, 32, 0) : gcuda_rope(c, qx, pos, 32, 0), * k = gcuda_rope(c, kx, pos, 32, 0);
-    struct gcuda_tensor * cache = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, v == 0 ? 160 : 64, 9), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
+    struct gcuda_tensor *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), *qx = f32(b, 32, 4, tokens),
+                        *kx = f32(b, 32, 2, tokens);
+    struct gcuda_tensor *q = v == 2 ? gcuda_rope_inplace(c, qx, pos, 32, 0) : gcuda_rope(c, qx, pos, 32, 0),
+                        *k = gcuda_rope(c, kx, pos, 32, 0);
+    struct gcuda_tensor *cache = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, v == 0 ? 160 : 64, 9),
+                        *ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
     struct gcuda_tensor * values = gcuda_set_rows(c, cache, f32(b, v == 0 ? 160 : 64, tokens, 1), ids);
     if (v != 1) { b->before = q; } // rope, rope, write, write
     out(b, k);
@@ -813,14 +896,19 @@ static void build_inputs_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t tokens = 3, head = 64;
-    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
+    struct gcuda_tensor *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens),
+                        *ids = gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, tokens);
     struct gcuda_tensor * row = f32(b, 2 * head + 3, tokens, 1);
-    struct gcuda_tensor * x = v == 0 ? gcuda_view_3d(c, row, head, 2, tokens, 4 * head, row->nb[1], 4) : f32(b, head, 2, tokens); // rows not aligned
+    // rows not aligned
+    struct gcuda_tensor * x =
+        v == 0 ? gcuda_view_3d(c, row, head, 2, tokens, 4 * head, row->nb[1], 4) : f32(b, head, 2, tokens);
     struct gcuda_tensor * norm = v == 1 ? gcuda_norm(c, x, 1e-5f) : gcuda_rms_norm(c, x, 1e-5f);
     struct gcuda_tensor * heads = gcuda_mul(c, norm, f32(b, head, v == 2 ? 2 : 1, 1)); // weights of each head
-    struct gcuda_tensor * k = gcuda_rope(c, heads, pos, (int) head, 0), * keys = into_cache(b, GCUDA_TYPE_F16, k);
-    struct gcuda_tensor * cache = v == 3 ? keys->view_src : gcuda_new_tensor_2d(c, v == 4 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F16, 2 * head, 11);
-    struct gcuda_tensor * values = gcuda_set_rows(c, cache, v == 5 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 2 * head, tokens) : f32(b, 2 * head, tokens, 1), ids);
+    struct gcuda_tensor *k = gcuda_rope(c, heads, pos, (int) head, 0), *keys = into_cache(b, GCUDA_TYPE_F16, k);
+    struct gcuda_tensor * cache =
+        v == 3 ? keys->view_src : gcuda_new_tensor_2d(c, v == 4 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F16, 2 * head, 11);
+    struct gcuda_tensor * values = gcuda_set_rows(
+        c, cache, v == 5 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 2 * head, tokens) : f32(b, 2 * head, tokens, 1), ids);
     if (v == 6) { gcuda_set_output(norm); }
     if (v == 7) { gcuda_set_output(heads); }
     out(b, keys);
@@ -832,8 +920,9 @@ static void build_inputs_not(struct build * b) {
 }
 
 TEST(keys_and_values_stay_apart) {
-    static const char * const names[10] = { "rms_norm + mul, rope + set_rows + values", "rope + set_rows + values", "rms_norm + mul, rope + set_rows + values",
-        "rope + set_rows", "rope + set_rows", "rope + set_rows", "rope + set_rows + values", "rms_norm + mul, rope + set_rows + values",
+    static const char * const names[10] = { "rms_norm + mul, rope + set_rows + values", "rope + set_rows + values",
+        "rms_norm + mul, rope + set_rows + values", "rope + set_rows", "rope + set_rows", "rope + set_rows",
+        "rope + set_rows + values", "rms_norm + mul, rope + set_rows + values",
         "rms_norm + mul, rope + set_rows + values", "rope + set_rows + values" };
     for (int v = 0; v < 10; ++v) { stops(build_inputs_not, v, names[v]); }
     clean();
@@ -845,12 +934,15 @@ static void build_layer(struct build * b) {
     const int v = b->variant;
     const int64_t head = 64, width = 256, tokens = v == 4 ? 10 : 1;
     const enum gcuda_type type = v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0;
-    struct gcuda_tensor * x = f32(b, width, tokens, 1), * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * heads[3];
+    struct gcuda_tensor *x = f32(b, width, tokens, 1), *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), *heads[3];
     for (int i = 0; i < 3; ++i) {
-        struct gcuda_tensor * w = gcuda_new_tensor_2d(c, v == 2 && i == 1 ? GCUDA_TYPE_Q4_0 : type, width, i == 0 ? 256 : 128);
-        heads[i] = before_rope(b, gcuda_mul_mat(c, w, x), head, i == 0 ? 4 : 2, (v == 3 ? HAS_BIAS : 0) | (v == 5 && i < 2 ? HAS_NORM : 0));
+        struct gcuda_tensor * w =
+            gcuda_new_tensor_2d(c, v == 2 && i == 1 ? GCUDA_TYPE_Q4_0 : type, width, i == 0 ? 256 : 128);
+        heads[i] = before_rope(b, gcuda_mul_mat(c, w, x), head, i == 0 ? 4 : 2,
+            (v == 3 ? HAS_BIAS : 0) | (v == 5 && i < 2 ? HAS_NORM : 0));
     }
-    struct gcuda_tensor * q = gcuda_rope(c, heads[0], pos, (int) head, 0), * k = gcuda_rope(c, heads[1], pos, (int) head, 0);
+    struct gcuda_tensor *q = gcuda_rope(c, heads[0], pos, (int) head, 0),
+                        *k = gcuda_rope(c, heads[1], pos, (int) head, 0);
     out(b, q);
     out(b, into_cache(b, GCUDA_TYPE_F16, k));
     out(b, into_cache(b, GCUDA_TYPE_F16, heads[2]));
@@ -859,10 +951,10 @@ static void build_layer(struct build * b) {
 TEST(products_of_the_same_activations_run_together) {
     fires(build_layer, 0, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
     fires(build_layer, 1, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
-    fires(build_layer, 2, "mul_mat beside mul_mat, " ALL_INPUTS, 3); // keys have weights of another type
-    fires(build_layer, 3, "mul_mat beside mul_mat, " ALL_INPUTS, 2); // biases go with rope
+    fires(build_layer, 2, "mul_mat beside mul_mat, " ALL_INPUTS, 3);        // keys have weights of another type
+    fires(build_layer, 3, "mul_mat beside mul_mat, " ALL_INPUTS, 2);        // biases go with rope
     fires(build_layer, 4, "mul_mat beside mul_mat, tiles, " ALL_INPUTS, 2); // more tokens
-    fires(build_layer, 5, "mul_mat beside mul_mat, " ALL_INPUTS, 2); // norms too
+    fires(build_layer, 5, "mul_mat beside mul_mat, " ALL_INPUTS, 2);        // norms too
     clean();
 }
 
@@ -872,7 +964,8 @@ TEST(products_do_not_pass_who_touches_their_memory) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_context * c = p.ctx;
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, WIDTH, 1), * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, 1), * w[2], * y[2], * r[2];
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, WIDTH, 1),
+                        *pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, 1), *w[2], *y[2], *r[2];
     struct gcuda_cgraph * graph = gcuda_new_graph(c);
     for (int i = 0; i < 2; ++i) {
         w[i] = gcuda_new_tensor_2d(c, GCUDA_TYPE_Q8_0, WIDTH, WIDTH);
@@ -882,7 +975,8 @@ TEST(products_do_not_pass_who_touches_their_memory) {
     }
     REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
     void * const own[2] = { y[1]->data, r[0]->data };
-    for (int turn = 0; turn < 6; ++turn) { // 0, 3: apart; 1, 4: on the first product; 2: on what the first rope writes, which is read last
+    // 0, 3: apart; 1, 4: on the first product; 2: on what the first rope writes, which is read last
+    for (int turn = 0; turn < 6; ++turn) {
         float got[2][WIDTH];
         struct gcuda_tensor * view = r[1]->src[0];
         y[1]->data = view->data = turn % 3 == 1 ? y[0]->data : own[0];
@@ -915,7 +1009,8 @@ static void hadamard_once(int64_t n, enum gcuda_type type) {
     static gcuda_fp16_t x16[ROWS_HERE * MOST];
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, n), * b = gcuda_new_tensor_2d(p.ctx, type, n, ROWS_HERE);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, n),
+                        *b = gcuda_new_tensor_2d(p.ctx, type, n, ROWS_HERE);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32));
@@ -979,14 +1074,18 @@ TEST(hints_are_checked) {
 
 // Two tokens for one row: the last stays; and an index that is out of range.
 TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
-    for (int kind = 0; kind < 6; ++kind) { // 2, 3: in blocks; 4, 5: more heads
+    for (int kind = 0; kind < 6; ++kind) {                    // 2, 3: in blocks; 4, 5: more heads
         gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
         struct place p = place_begin();
         struct build b;
         memset(&b, 0, sizeof b);
         b.ctx = p.ctx;
         b.variant = kind < 4 ? 0 : N_ROPE_SETS;
-        if (kind / 2 != 1) { build_rope_set(&b); } else { build_rope_set_blocks(&b); }
+        if (kind / 2 != 1) {
+            build_rope_set(&b);
+        } else {
+            build_rope_set_blocks(&b);
+        }
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
@@ -1007,7 +1106,8 @@ TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
             params.fusion = i == 0 ? GCUDA_CUDA_OFF : GCUDA_CUDA_ON;
             gcuda_backend_t one = gcuda_backend_cuda_init_params(&params);
             CHECK_OK(gcuda_backend_tensor_set(cache, start, 0, size));
-            CHECK(gcuda_backend_graph_compute(one, graph) == (kind % 2 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS));
+            CHECK(gcuda_backend_graph_compute(one, graph) ==
+                  (kind % 2 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS));
             CHECK_OK(gcuda_backend_tensor_get(cache, bytes[i], 0, size));
             struct gcuda_cuda_plan_stats s;
             CHECK(gcuda_backend_cuda_get_plan_stats(one, &s) == GCUDA_STATUS_SUCCESS && s.n_fused == (uint64_t) i);
@@ -1023,17 +1123,21 @@ TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
 static void build_rope_set_not(struct build * b) {
     const int v = b->variant;
     const int64_t head = 16, heads = 4, tokens = 8;
-    struct gcuda_tensor * k = gcuda_new_tensor_4d(b->ctx, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, head, heads, tokens, v == 1 ? 2 : 1);
-    struct gcuda_tensor * own = v == 10 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F32, head * heads, tokens) : NULL; // keys of the cache, into it
+    struct gcuda_tensor * k =
+        gcuda_new_tensor_4d(b->ctx, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, head, heads, tokens, v == 1 ? 2 : 1);
+    // keys of the cache, into it
+    struct gcuda_tensor * own = v == 10 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F32, head * heads, tokens) : NULL;
     if (own != NULL) { k = gcuda_reshape_3d(b->ctx, own, head, heads, tokens); }
     struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, v == 2 ? 4 * tokens : tokens);
     int sections[4] = { 2, 2, 2, 2 };
-    struct gcuda_tensor * r = v == 2 ? gcuda_rope_multi(b->ctx, k, pos, NULL, 16, sections, GCUDA_ROPE_TYPE_MROPE, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f)
+    struct gcuda_tensor * r = v == 2   ? gcuda_rope_multi(b->ctx, k, pos, NULL, 16, sections, GCUDA_ROPE_TYPE_MROPE, 0,
+                                             10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f)
                               : v == 3 ? gcuda_rope_inplace(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NORMAL)
                                        : gcuda_rope(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NORMAL);
     if (v == 4) { gcuda_set_output(r); }
     const int64_t n0 = v == 5 ? head : head * heads, n1 = gcuda_nelements(r) / n0 / (v == 6 ? 2 : 1);
-    struct gcuda_tensor * rows = v == 6 ? gcuda_view_2d(b->ctx, r, n0, n1, r->nb[2], 4 * r->nb[2]) : gcuda_reshape_2d(b->ctx, r, n0, n1);
+    struct gcuda_tensor * rows =
+        v == 6 ? gcuda_view_2d(b->ctx, r, n0, n1, r->nb[2], 4 * r->nb[2]) : gcuda_reshape_2d(b->ctx, r, n0, n1);
     if (v == 7) { gcuda_set_output(rows); }
     struct gcuda_tensor * cache = own != NULL ? own : gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, n0, 40);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, n1);
@@ -1053,15 +1157,25 @@ TEST(rope_and_set_rows_stay_apart) {
 static void build_route(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t experts = v == 1 ? 301 : v == 2 ? 60 : v == 3 ? 512 : 64, tokens = v == 2 ? 1 : 11, used = v == 1 ? 5 : v == 3 ? 32 : 8;
-    struct gcuda_tensor * logits = f32(b, experts, tokens, 1), * probs = v % 2 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits);
+    const int64_t experts = v == 1   ? 301
+                            : v == 2 ? 60
+                            : v == 3 ? 512
+                                     : 64,
+                  tokens = v == 2 ? 1 : 11,
+                  used = v == 1   ? 5
+                         : v == 3 ? 32
+                                  : 8;
+    struct gcuda_tensor *logits = f32(b, experts, tokens, 1),
+                        *probs = v % 2 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits);
     struct gcuda_tensor * key = v == 3 || v == 4 ? gcuda_add(c, probs, f32(b, experts, 1, 1)) : probs;
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, v == 6 || v == 7 ? logits : key, (int) used);
-    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, v == 6 || v == 7 ? logits : probs, 1, experts, tokens), ids);
+    struct gcuda_tensor * w =
+        gcuda_get_rows(c, gcuda_reshape_3d(c, v == 6 || v == 7 ? logits : probs, 1, experts, tokens), ids);
     if (v == 0 || v == 1 || v == 3 || v == 5) {
-        struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, tokens), * sum = gcuda_sum_rows(c, flat);
+        struct gcuda_tensor *flat = gcuda_reshape_2d(c, w, used, tokens), *sum = gcuda_sum_rows(c, flat);
         if (v == 1) { sum = gcuda_clamp(c, sum, 0.6f, INFINITY); }
-        w = gcuda_reshape_3d(c, gcuda_div(c, v == 3 ? gcuda_reshape_2d(c, w, used, tokens) : flat, sum), 1, used, tokens);
+        w = gcuda_reshape_3d(
+            c, gcuda_div(c, v == 3 ? gcuda_reshape_2d(c, w, used, tokens) : flat, sum), 1, used, tokens);
     }
     if (v == 6 || v == 7) { w = gcuda_soft_max(c, gcuda_reshape_2d(c, w, used, tokens)); }
     if (v == 2 || v == 5) { w = gcuda_scale(c, w, 2.5f); }
@@ -1070,7 +1184,8 @@ static void build_route(struct build * b) {
 }
 
 TEST(routing_is_one_launch) {
-    for (int v = 0; v <= 7; ++v) { fires(build_route, v, "route", v == 1 ? 4 : 0); } // 1: with a clamp, which is in place
+    // 1: with a clamp, which is in place
+    for (int v = 0; v <= 7; ++v) { fires(build_route, v, "route", v == 1 ? 4 : 0); }
     clean();
 }
 
@@ -1079,17 +1194,21 @@ static void build_route_not(struct build * b) {
     const int v = b->variant;
     const int64_t experts = v == 0 ? 513 : 64, tokens = 3, used = v == 1 ? 33 : 4;
     struct gcuda_tensor * logits = f32(b, experts, tokens, v == 12 ? 2 : 1);
-    struct gcuda_tensor * probs = v == 2 ? gcuda_soft_max_ext(c, logits, f32(b, experts, tokens, 1), 1.0f, 0.0f)
+    struct gcuda_tensor * probs = v == 2   ? gcuda_soft_max_ext(c, logits, f32(b, experts, tokens, 1), 1.0f, 0.0f)
                                   : v == 3 ? gcuda_soft_max_ext(c, logits, NULL, 0.5f, 0.0f)
-                                  : v == 4 ? gcuda_tanh(c, logits) : gcuda_soft_max(c, logits);
+                                  : v == 4 ? gcuda_tanh(c, logits)
+                                           : gcuda_soft_max(c, logits);
     if (v == 5) { gcuda_set_output(probs); }
     struct gcuda_tensor * order = gcuda_argsort(c, probs, v == 6 ? GCUDA_SORT_ORDER_ASC : GCUDA_SORT_ORDER_DESC);
-    struct gcuda_tensor * ids = v == 12   ? gcuda_view_3d(c, order, used, tokens, 2, order->nb[1], order->nb[2], 0) // two groups of tokens
-                                : v == 13 ? gcuda_view_2d(c, order, used, tokens - 1, order->nb[1], 0)              // not all tokens
+    // two groups of tokens
+    struct gcuda_tensor * ids = v == 12 ? gcuda_view_3d(c, order, used, tokens, 2, order->nb[1], order->nb[2], 0)
+                                // not all tokens
+                                : v == 13 ? gcuda_view_2d(c, order, used, tokens - 1, order->nb[1], 0)
                                           : gcuda_view_2d(c, order, used, tokens, order->nb[1], v == 7 ? 8 : 0);
-    struct gcuda_tensor * rows = v == 12   ? gcuda_reshape_4d(c, probs, 1, experts, tokens, 2)
-                                 : v == 13 ? gcuda_view_3d(c, probs, 1, experts, tokens - 1, probs->nb[0], probs->nb[1], 0)
-                                           : gcuda_reshape_3d(c, v == 8 ? f32(b, experts, tokens, 1) : probs, 1, experts, tokens);
+    struct gcuda_tensor * rows =
+        v == 12   ? gcuda_reshape_4d(c, probs, 1, experts, tokens, 2)
+        : v == 13 ? gcuda_view_3d(c, probs, 1, experts, tokens - 1, probs->nb[0], probs->nb[1], 0)
+                  : gcuda_reshape_3d(c, v == 8 ? f32(b, experts, tokens, 1) : probs, 1, experts, tokens);
     struct gcuda_tensor * w = gcuda_get_rows(c, rows, ids);
     if (v == 9) { gcuda_set_output(order); }
     out(b, w);
@@ -1105,21 +1224,28 @@ static void build_route_other(struct build * b) {
     const int v = b->variant;
     const int64_t experts = 64, tokens = 3, used = 4;
     const bool is_late = v >= 8 && v <= 12;
-    struct gcuda_tensor * logits = v == 1 ? gcuda_view_2d(c, f32(b, experts + 4, tokens, 1), experts, tokens, 4 * (size_t) (experts + 4), 0)
-                                          : f32(b, experts, tokens, 1);
-    struct gcuda_tensor * probs = is_late ? logits : v == 1 ? gcuda_sigmoid(c, logits) : v == 2 ? gcuda_sigmoid_inplace(c, logits) : gcuda_soft_max(c, logits);
+    struct gcuda_tensor * logits =
+        v == 1 ? gcuda_view_2d(c, f32(b, experts + 4, tokens, 1), experts, tokens, 4 * (size_t) (experts + 4), 0)
+               : f32(b, experts, tokens, 1);
+    struct gcuda_tensor * probs = is_late  ? logits
+                                  : v == 1 ? gcuda_sigmoid(c, logits)
+                                  : v == 2 ? gcuda_sigmoid_inplace(c, logits)
+                                           : gcuda_soft_max(c, logits);
     struct gcuda_tensor * key = probs;
     if (v == 3) { gcuda_soft_max_add_sinks(probs, f32(b, 1, 1, 1)); }
     if (v >= 4 && v <= 6) { key = gcuda_add(c, probs, f32(b, experts, v == 4 ? tokens : 1, 1)); }
     if (v == 13) { key = gcuda_add(c, probs, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, experts)); }
     if (v == 5) { gcuda_set_output(key); }
     if (v == 6) { out(b, gcuda_neg(c, key)); }
-    struct gcuda_tensor * ids = gcuda_argsort_top_k(c, key, (int) used), * rows = gcuda_reshape_3d(c, probs, 1, experts, tokens);
+    struct gcuda_tensor *ids = gcuda_argsort_top_k(c, key, (int) used),
+                        *rows = gcuda_reshape_3d(c, probs, 1, experts, tokens);
     struct gcuda_tensor * w = gcuda_get_rows(c, rows, ids);
     if (is_late) {
         struct gcuda_tensor * chosen = v == 11 ? w : gcuda_reshape_2d(c, w, used, tokens);
         struct gcuda_tensor * mask = f32(b, used, tokens, 1);
-        w = v == 8 ? gcuda_soft_max_ext(c, chosen, NULL, 0.5f, 0.0f) : v == 9 ? gcuda_soft_max_ext(c, chosen, mask, 1.0f, 0.0f) : gcuda_soft_max(c, chosen);
+        w = v == 8   ? gcuda_soft_max_ext(c, chosen, NULL, 0.5f, 0.0f)
+            : v == 9 ? gcuda_soft_max_ext(c, chosen, mask, 1.0f, 0.0f)
+                     : gcuda_soft_max(c, chosen);
         if (v == 12) { gcuda_soft_max_add_sinks(w, f32(b, 1, 1, 1)); }
     }
     out(b, w);
@@ -1133,43 +1259,55 @@ TEST(routing_of_other_kinds_stays_apart) {
     clean();
 }
 
-// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
-// first. Results that lie in the way of each other are what they are with all nodes by themselves.
+// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all
+// logits are read first. Results that lie in the way of each other are what they are with all nodes by themselves.
 static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused, bool has_nan) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
     enum { EXPERTS_HERE = 64, USED_HERE = 4 };
-    struct gcuda_tensor * logits = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE, tokens), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE);
-    struct gcuda_tensor * probs = gcuda_soft_max(p.ctx, logits), * key = gcuda_add(p.ctx, probs, bias);
+    struct gcuda_tensor *logits = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE, tokens),
+                        *bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE);
+    struct gcuda_tensor *probs = gcuda_soft_max(p.ctx, logits), *key = gcuda_add(p.ctx, probs, bias);
     struct gcuda_tensor * order = gcuda_argsort(p.ctx, key, GCUDA_SORT_ORDER_DESC);
     struct gcuda_tensor * ids = gcuda_view_2d(p.ctx, order, USED_HERE, tokens, order->nb[1], 0);
-    struct gcuda_tensor * rows = gcuda_reshape_3d(p.ctx, probs, 1, EXPERTS_HERE, tokens), * w = gcuda_get_rows(p.ctx, rows, ids);
+    struct gcuda_tensor *rows = gcuda_reshape_3d(p.ctx, probs, 1, EXPERTS_HERE, tokens),
+                        *w = gcuda_get_rows(p.ctx, rows, ids);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, w));
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     struct gcuda_tensor * all[6] = { logits, bias, probs, key, order, w };
-    for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 4096 * (i == 4 ? at_order : i == 5 ? at_weights : i))); }
+    for (int i = 0; i < 6; ++i) {
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i],
+            base + 4096 * (i == 4      ? at_order
+                              : i == 5 ? at_weights
+                                       : i)));
+    }
     CHECK_OK(gcuda_backend_view_init(ids));
     CHECK_OK(gcuda_backend_view_init(rows));
     static float got[2][4 * USED_HERE];
     for (int i = 0; i < 2; ++i) {
         fill(logits, 1);
         fill(bias, 2);
-        for (int k = 1; k < EXPERTS_HERE && has_nan; k += 2) { // fewer numbers than there are places in the first token alone
+        // fewer numbers than there are places in the first token alone
+        for (int k = 1; k < EXPERTS_HERE && has_nan; k += 2) {
             const float bad = k % 4 == 1 ? NAN : -NAN;
             CHECK_OK(gcuda_backend_tensor_set(bias, &bad, sizeof(float) * (size_t) k, sizeof(float)));
-            CHECK_OK(gcuda_backend_tensor_set(bias, &bad, sizeof(float) * (size_t) (k < 61 ? k - 1 : k), sizeof(float)));
+            CHECK_OK(
+                gcuda_backend_tensor_set(bias, &bad, sizeof(float) * (size_t) (k < 61 ? k - 1 : k), sizeof(float)));
         }
-        w->data = base + 4096 * (i == 0 && at_weights == 2 ? 5 : at_weights); // get_rows by itself does read probabilities
+        // get_rows by itself does read probabilities
+        w->data = base + 4096 * (i == 0 && at_weights == 2 ? 5 : at_weights);
         CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
         CHECK_OK(gcuda_backend_tensor_get(w, got[i], 0, gcuda_nbytes(w)));
     }
-    CHECK_MSG(memcmp(got[0], got[1], gcuda_nbytes(w)) == 0, "%d tokens, ids at %d, weights at %d: other bits", (int) tokens, at_order, at_weights);
+    CHECK_MSG(memcmp(got[0], got[1], gcuda_nbytes(w)) == 0, "%d tokens, ids at %d, weights at %d: other bits",
+        (int) tokens, at_order, at_weights);
     struct gcuda_cuda_plan_stats s;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
-    CHECK_MSG((s.n_fused == 1) == is_fused, "%d tokens, ids at %d, weights at %d: %d fused", (int) tokens, at_order, at_weights, (int) s.n_fused);
+    CHECK_MSG((s.n_fused == 1) == is_fused, "%d tokens, ids at %d, weights at %d: %d fused", (int) tokens, at_order,
+        at_weights, (int) s.n_fused);
     place_end(&p);
     gcuda_backend_buffer_free(buffer);
     gcuda_backend_free(fused);
@@ -1199,8 +1337,9 @@ TEST(routing_stays_apart) {
 static void build_route_part(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    struct gcuda_tensor * probs = gcuda_soft_max(c, f32(b, 64, 3, 1)), * ids = gcuda_argsort_top_k(c, probs, 4);
-    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids), * flat = gcuda_reshape_2d(c, w, 4, 3);
+    struct gcuda_tensor *probs = gcuda_soft_max(c, f32(b, 64, 3, 1)), *ids = gcuda_argsort_top_k(c, probs, 4);
+    struct gcuda_tensor *w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids),
+                        *flat = gcuda_reshape_2d(c, w, 4, 3);
     struct gcuda_tensor * sum = gcuda_sum_rows(c, flat);
     if (v == 0) { sum = gcuda_clamp(c, sum, 0.1f, 2.0f); }
     if (v == 1) { gcuda_set_output(w); }
@@ -1221,7 +1360,9 @@ TEST(a_norm_that_is_not_whole_stays_behind) {
 // =====================================================================================================================
 enum { K = 288, M = 37 };
 
-static struct gcuda_tensor * weights(struct build * b, enum gcuda_type type) { return gcuda_new_tensor_2d(b->ctx, type, K, M); }
+static struct gcuda_tensor * weights(struct build * b, enum gcuda_type type) {
+    return gcuda_new_tensor_2d(b->ctx, type, K, M);
+}
 
 static void build_product(struct build * b) {
     struct gcuda_context * c = b->ctx;
@@ -1229,7 +1370,8 @@ static void build_product(struct build * b) {
     const enum gcuda_type type = v == 4 ? GCUDA_TYPE_MXFP4 : v % 2 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q8_0;
     const int64_t n = v == 2 ? 2 : v == 3 || v == 5 ? 5 : v == 6 ? 8 : 1;
     struct gcuda_tensor * x = v == 7 ? f32(b, K, 2, 3) : f32(b, K, n, 1);
-    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, type), x), * bias = f32(b, M, 1, 1), * whole = f32(b, M, v == 7 ? 2 : n, v == 7 ? 3 : 1);
+    struct gcuda_tensor *y = gcuda_mul_mat(c, weights(b, type), x), *bias = f32(b, M, 1, 1),
+                        *whole = f32(b, M, v == 7 ? 2 : n, v == 7 ? 3 : 1);
     switch (v) {
         case 0: y = gcuda_add(c, y, bias); break;
         case 1: y = gcuda_add(c, whole, y); break;
@@ -1256,11 +1398,13 @@ static void build_product_not(struct build * b) {
     const int64_t n = v == 12 ? 3 : 1; // goes to cuBLAS
     struct gcuda_tensor * x = v == 1 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, K, 1) : f32(b, K, n, 1);
     struct gcuda_tensor * w = weights(b, v >= 14 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
-    if (v == 2) { w = gcuda_view_2d(c, f32(b, 2 * K, M, 1), K, M, 2 * K * 4, 4); } // floats that do not begin at 16 bytes
-    if (v == 13) { w = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K + 4, M), x = f32(b, K + 4, 1, 1); } // rows end within 16 bytes
+    // floats that do not begin at 16 bytes
+    if (v == 2) { w = gcuda_view_2d(c, f32(b, 2 * K, M, 1), K, M, 2 * K * 4, 4); }
+    // rows end within 16 bytes
+    if (v == 13) { w = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K + 4, M), x = f32(b, K + 4, 1, 1); }
     if (v == 14) { x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K, 1); }
     if (v == 15) { x = gcuda_view_2d(c, f32(b, K + 1, 1, 1), K, 1, 4 * K, 4); }
-    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * bias = f32(b, M, 1, 1), * z = NULL;
+    struct gcuda_tensor *y = gcuda_mul_mat(c, w, x), *bias = f32(b, M, 1, 1), *z = NULL;
     if (v == 1) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
     if (v == 3) { gcuda_set_output(y); }
     switch (v) {
@@ -1292,27 +1436,34 @@ static void build_tiles(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t m = v == 3 ? 300 : M, k = v % 4 >= 2 ? 512 : v == 4 ? 4096 : K, n = v == 0 ? 9 : v < 4 ? 16 : 8 + v;
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(c, types[v % 4], k, m), * x = f32(b, k, n, 1);
-    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(c, types[v % 4], k, m), *x = f32(b, k, n, 1);
+    struct gcuda_tensor *y = gcuda_mul_mat(c, w, x), *bias = f32(b, m, 1, 1), *whole = f32(b, m, n, 1);
     switch (v) {
-        case 0: case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
+        case 0:
+        case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
         case 1: y = gcuda_add(c, whole, y); break;
-        case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_silu(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
+        case 2:
+            y = gcuda_add(
+                c, gcuda_scale(c, gcuda_mul(c, gcuda_silu(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole);
+            break;
         case 3: y = gcuda_add(c, gcuda_gelu_erf(c, y), gcuda_permute(c, f32(b, n, m, 1), 1, 0, 2, 3)); break;
         case 4: y = gcuda_add_inplace(c, whole, gcuda_add(c, y, bias)); break; // the residual is where the result goes
         case 5: y = gcuda_mul(c, gcuda_relu(c, y), whole); break;
-        case 6: y = gcuda_add(c, gcuda_gelu_quick(c, gcuda_add(c, y, f32(b, 1, 1, 1))), bias); break; // a residual that repeats
+        // a residual that repeats
+        case 6: y = gcuda_add(c, gcuda_gelu_quick(c, gcuda_add(c, y, f32(b, 1, 1, 1))), bias); break;
         default: y = gcuda_add_inplace(c, y, whole); break;
     }
     out(b, y);
 }
 
-// The last of these steps is none that may come there: bias, gate, factor, scale, residual. Of few columns, and of those in tiles.
+// The last of these steps is none that may come there: bias, gate, factor, scale, residual. Of few columns, and of
+// those in tiles.
 static void build_product_order(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t n = v < 5 ? 2 : 12;
-    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q8_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1), * whole = f32(b, M, n, 1);
+    struct gcuda_tensor *y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q8_0), f32(b, K, n, 1)), *row = f32(b, M, 1, 1),
+                        *whole = f32(b, M, n, 1);
     switch (v % 5) {
         case 0: y = gcuda_mul(c, gcuda_scale(c, y, 0.3f), row); break;
         case 1: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, y, row), whole), row); break;
@@ -1337,10 +1488,11 @@ TEST(what_follows_a_product_in_tiles_goes_into_it) {
 static void build_tiles_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 0 ? 129 : v == 11 ? 17 : v == 12 ? 32 : 12, m = v == 1 ? 15 : M; // 0, 1, 2: other kernels; 11, 12: wider ones
+    // 0, 1, 2: other kernels; 11, 12: wider ones
+    const int64_t n = v == 0 ? 129 : v == 11 ? 17 : v == 12 ? 32 : 12, m = v == 1 ? 15 : M;
     struct gcuda_tensor * x = f32(b, K, n, v == 9 || v == 10 ? 2 : 1); // more matrices of columns, of both
     struct gcuda_tensor * w = gcuda_new_tensor_3d(c, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0, K, m, v == 10 ? 2 : 1);
-    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * z = NULL;
+    struct gcuda_tensor *y = gcuda_mul_mat(c, w, x), *z = NULL;
     if (v == 3) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
     if (v == 4) { gcuda_set_output(y); }
     switch (v) {
@@ -1355,7 +1507,8 @@ static void build_tiles_not(struct build * b) {
 }
 
 TEST(products_in_tiles_stay_apart) {
-    for (int v = 0; v <= 12; ++v) { stops(build_tiles_not, v, v == 5 ? TILES : ""); } // 5: the products are one launch, the gate another
+    // 5: the products are one launch, the gate another
+    for (int v = 0; v <= 12; ++v) { stops(build_tiles_not, v, v == 5 ? TILES : ""); }
     clean();
 }
 
@@ -1364,7 +1517,7 @@ static void build_tiles_norm(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t n = v == 2 ? 4 : 12;
-    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q4_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1);
+    struct gcuda_tensor *y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q4_0), f32(b, K, n, 1)), *row = f32(b, M, 1, 1);
     if (v == 1) { y = gcuda_add(c, y, row); }
     struct gcuda_tensor * sum = gcuda_add(c, y, f32(b, M, n, 1));
     gcuda_set_output(sum);
@@ -1384,12 +1537,13 @@ TEST(a_residual_behind_tiles_goes_into_the_norm) {
 static void results_lie_apart(int64_t n, enum gcuda_type type) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, type, K, M), * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, n);
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(p.ctx, type, K, M),
+                        *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, n);
     struct gcuda_tensor * y = gcuda_silu(p.ctx, gcuda_mul_mat(p.ctx, w, x));
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    void * own = y->data, * places[3] = { own, x->data, w->data };
+    void *own = y->data, *places[3] = { own, x->data, w->data };
     for (int i = 0; i < 3; ++i) {
         y->data = places[i];
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
@@ -1409,7 +1563,8 @@ TEST(results_of_products_lie_apart) {
     clean();
 }
 
-// Rows of the weight are on two devices: what follows is not fused, with the bits of a whole weight, and the norm before is.
+// Rows of the weight are on two devices: what follows is not fused, with the bits of a whole weight, and the norm
+// before is.
 TEST(products_of_split_weights_stay_apart) {
     static float got[2][256];
     for (int turn = 0; turn < 2; ++turn) {
@@ -1418,14 +1573,18 @@ TEST(products_of_split_weights_stay_apart) {
         fresh(2, 64 * MB, 1);
         gcuda_backend_t backend = gcuda_backend_cuda_init(0);
         struct place weight = place_begin(), p = place_begin();
-        struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, K, 256), * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K);
-        struct gcuda_tensor * scale = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 256);
-        struct gcuda_tensor * norm = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), scale), * y = gcuda_add(p.ctx, gcuda_mul_mat(p.ctx, w, norm), bias);
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, K, 256),
+                            *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K);
+        struct gcuda_tensor *scale = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K),
+                            *bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 256);
+        struct gcuda_tensor *norm = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), scale),
+                            *y = gcuda_add(p.ctx, gcuda_mul_mat(p.ctx, w, norm), bias);
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, y));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
-        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
-                                                                                        : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+            weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
+                                  : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
         REQUIRE(weight.buffer != NULL);
         fill(w, 1), fill(x, 2), fill(scale, 3), fill(bias, 4);
         for (int run = 0; run < 3; ++run) { // launched, captured, replayed
@@ -1436,7 +1595,8 @@ TEST(products_of_split_weights_stay_apart) {
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + steps" : "rms_norm + mul") == 0, "turn %d: \"%s\"", turn, names);
+        CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + steps" : "rms_norm + mul") == 0,
+            "turn %d: \"%s\"", turn, names);
         CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), 0); // no room for the bytes
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
@@ -1451,10 +1611,13 @@ static void build_pair(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const enum gcuda_type type = v == 4 ? GCUDA_TYPE_MXFP4 : v % 2 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q6_K;
-    struct gcuda_tensor * w0 = gcuda_new_tensor_2d(c, type, type == GCUDA_TYPE_Q6_K ? 512 : K, M),
-                        * w1 = gcuda_new_tensor_2d(c, type, w0->ne[0], M), * x = f32(b, w0->ne[0], 1, 1);
-    struct gcuda_tensor * p0 = gcuda_mul_mat(c, w0, x), * p1 = gcuda_mul_mat(c, w1, x), * y = NULL;
-    if (v == 2 || v == 3) { p0 = gcuda_add(c, p0, f32(b, M, 1, 1)), p1 = v == 2 ? gcuda_add(c, f32(b, M, 1, 1), p1) : gcuda_add(c, p1, f32(b, M, 1, 1)); }
+    struct gcuda_tensor *w0 = gcuda_new_tensor_2d(c, type, type == GCUDA_TYPE_Q6_K ? 512 : K, M),
+                        *w1 = gcuda_new_tensor_2d(c, type, w0->ne[0], M), *x = f32(b, w0->ne[0], 1, 1);
+    struct gcuda_tensor *p0 = gcuda_mul_mat(c, w0, x), *p1 = gcuda_mul_mat(c, w1, x), *y = NULL;
+    if (v == 2 || v == 3) {
+        p0 = gcuda_add(c, p0, f32(b, M, 1, 1)),
+        p1 = v == 2 ? gcuda_add(c, f32(b, M, 1, 1), p1) : gcuda_add(c, p1, f32(b, M, 1, 1));
+    }
     switch (v) {
         case 0: y = gcuda_swiglu_split(c, p0, p1); break;
         case 1: y = gcuda_reglu_split(c, p1, p0); break;
@@ -1476,15 +1639,21 @@ static void build_pair_not(struct build * b) {
     const int v = b->variant;
     const int64_t n = v == 0 ? 2 : 1;
     const enum gcuda_type type = v == 8 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, type), * row = f32(b, M, 1, 1);
-    struct gcuda_tensor * w1 = v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
-                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 11 ? GCUDA_TYPE_IQ4_NL : type); // IQ4_NL has the layout of Q4_0
-    struct gcuda_tensor * p0 = gcuda_mul_mat(c, w, x), * p1 = gcuda_mul_mat(c, w1, v == 2 ? f32(b, K, n, 1) : x);
+    struct gcuda_tensor *x = f32(b, K, n, 1), *w = weights(b, type), *row = f32(b, M, 1, 1);
+    struct gcuda_tensor * w1 =
+        v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
+               // IQ4_NL has the layout of Q4_0
+               : weights(b, v == 1    ? GCUDA_TYPE_Q8_0
+                            : v == 11 ? GCUDA_TYPE_IQ4_NL
+                                      : type);
+    struct gcuda_tensor *p0 = gcuda_mul_mat(c, w, x), *p1 = gcuda_mul_mat(c, w1, v == 2 ? f32(b, K, n, 1) : x);
     if (v == 8) { gcuda_mul_mat_set_prec(p1, GCUDA_PREC_F32); }
     if (v == 4 || v == 9) { gcuda_set_output(p1); }
     if (v == 10) { gcuda_set_output(p0); }
     const bool has_biases = v == 9 || v == 10;
-    struct gcuda_tensor * u = has_biases ? gcuda_add(c, p0, row) : p0, * g = v == 5 || has_biases ? gcuda_add(c, p1, row) : p1; // 5: one has a bias
+    // 5: one has a bias
+    struct gcuda_tensor *u = has_biases ? gcuda_add(c, p0, row) : p0,
+                        *g = v == 5 || has_biases ? gcuda_add(c, p1, row) : p1;
     out(b, v == 6 ? gcuda_swiglu_split(c, p0, p0) : gcuda_swiglu_split(c, u, g));
     if (v == 4 || v == 6 || v == 9) { out(b, p1); }
     if (v == 10) { out(b, p0); }
@@ -1494,7 +1663,10 @@ static void build_pair_not(struct build * b) {
 TEST(gate_and_up_stay_apart) { // 0, 4, 7: the products are one launch, the gate another; 5, 9, 10: one has its bias
     for (int v = 0; v <= 11; ++v) {
         const bool is_group = v == 0 || v == 4 || v == 7;
-        stops(build_pair_not, v, is_group ? "mul_mat beside mul_mat" : v == 5 || v == 9 || v == 10 ? "mul_mat + steps" : "");
+        stops(build_pair_not, v,
+            is_group                      ? "mul_mat beside mul_mat"
+            : v == 5 || v == 9 || v == 10 ? "mul_mat + steps"
+                                          : "");
     }
     clean();
 }
@@ -1507,7 +1679,13 @@ static void build_group(struct build * b) {
     const int64_t k = v == 2 ? 2560 : v == 3 ? 4096 + 32 : v >= 4 ? 1024 : K; // 4, 5: rows in pairs, and not
     struct gcuda_tensor * x = f32(b, k, 1, 1);
     for (int i = 0; i < (v == 1 ? 2 : 3); ++i) {
-        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, v == 3 || v == 4 ? 700 - 300 * i : i == 0 ? 150 : i == 1 ? 1 : M), x));
+        out(b, gcuda_mul_mat(c,
+                   gcuda_new_tensor_2d(c, type, k,
+                       v == 3 || v == 4 ? 700 - 300 * i
+                       : i == 0         ? 150
+                       : i == 1         ? 1
+                                        : M),
+                   x));
     }
 }
 
@@ -1525,13 +1703,17 @@ enum columns { IN_F32, IN_F16, APART };
 static void build_beside(struct build * b, const struct beside * p, int64_t n, enum columns columns) {
     struct gcuda_context * c = b->ctx;
     struct gcuda_tensor * x = columns == IN_F16 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, p->k, n)
-                              : columns == APART ? gcuda_view_2d(c, f32(b, p->k + 4, n, 1), p->k, n, (size_t) (p->k + 4) * 4, 16)
-                                                 : f32(b, p->k, n, 1);
-    for (int i = 0; i < 4 && p->m[i] > 0; ++i) { out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, p->type, p->k, p->m[i]), x)); }
+                              : columns == APART
+                                  ? gcuda_view_2d(c, f32(b, p->k + 4, n, 1), p->k, n, (size_t) (p->k + 4) * 4, 16)
+                                  : f32(b, p->k, n, 1);
+    for (int i = 0; i < 4 && p->m[i] > 0; ++i) {
+        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, p->type, p->k, p->m[i]), x));
+    }
 }
 
-// The same of several columns: variant 16 * which + columns. Rounds of tiles that only some blocks have, rows of more steps than a
-// block has warps, rows at multiples of 2, 4 and 16 bytes, a codebook, columns in F16, columns apart, four products.
+// The same of several columns: variant 16 * which + columns. Rounds of tiles that only some blocks have, rows of more
+// steps than a block has warps, rows at multiples of 2, 4 and 16 bytes, a codebook, columns in F16, columns apart, four
+// products.
 enum { FEW_GROUPS = 8 };
 static void build_few(struct build * b) {
     static const struct beside groups[FEW_GROUPS] = {
@@ -1572,12 +1754,14 @@ static void build_few_not(struct build * b) {
     const int v = b->variant;
     const int64_t n = v == 0 ? 9 : 2, k = v == 6 ? 256 : K;
     const enum gcuda_type type = v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, k, n, v == 5 ? 2 : 1), * z = v == 2 ? f32(b, k, n, 1) : x;
+    struct gcuda_tensor *x = f32(b, k, n, v == 5 ? 2 : 1), *z = v == 2 ? f32(b, k, n, 1) : x;
     struct gcuda_tensor * w = gcuda_new_tensor_3d(c, type, k, M, v == 4 ? 2 : 1);
     struct gcuda_tensor * other = gcuda_new_tensor_3d(c, v == 3 ? GCUDA_TYPE_Q8_0 : type, k, M, v == 4 ? 2 : 1);
     if (v == 4) { x = z = f32(b, k, n, 2); } // two matrices; 5: of columns
-    if (v == 6) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, M + 1), k, M, w->nb[1], 18); } // the first is at 16 bytes
-    if (v == 7) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w->nb[1], 0); } // rows apart
+    // the first is at 16 bytes
+    if (v == 6) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, M + 1), k, M, w->nb[1], 18); }
+    // rows apart
+    if (v == 7) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w->nb[1], 0); }
     out(b, gcuda_mul_mat(c, w, x));
     if (v == 8) { out(b, gcuda_neg(c, x)); } // something between them
     struct gcuda_tensor * y = gcuda_mul_mat(c, other, z);
@@ -1586,17 +1770,19 @@ static void build_few_not(struct build * b) {
 }
 
 TEST(products_of_few_columns_stay_apart) {
-    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : v == 0 ? TILES : ""); } // 0: another kernel
+    // 0: another kernel
+    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : v == 0 ? TILES : ""); }
     clean();
 }
 
 static void build_group_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, K, 1, 1), * z = v == 0 ? f32(b, K, 1, 1) : x;
+    struct gcuda_tensor *x = f32(b, K, 1, 1), *z = v == 0 ? f32(b, K, 1, 1) : x;
     struct gcuda_tensor * w = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M, 1) : weights(b, GCUDA_TYPE_Q4_0);
     struct gcuda_tensor * other = weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
-    if (v == 3) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0); } // rows apart
+    // rows apart
+    if (v == 3) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0); }
     out(b, gcuda_mul_mat(c, w, x));
     if (v == 4) { out(b, gcuda_neg(c, x)); } // something between them
     out(b, gcuda_mul_mat(c, other, z));
@@ -1611,7 +1797,7 @@ TEST(products_of_one_column_stay_apart) {
 static void a_result_lies_on_columns(int64_t n) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * w[2], * y[2], * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, n);
+    struct gcuda_tensor *w[2], *y[2], *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, n);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 16);
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
@@ -1644,8 +1830,9 @@ TEST(a_result_on_the_columns_keeps_products_apart) {
     clean();
 }
 
-// Of columns that go in tiles: variant 256 * which + columns. Blocks of quarters of tiles and of whole ones, a last tile with few
-// rows, all widths of tiles, more columns than one tile has, columns in F16, columns apart, two products, four.
+// Of columns that go in tiles: variant 256 * which + columns. Blocks of quarters of tiles and of whole ones, a last
+// tile with few rows, all widths of tiles, more columns than one tile has, columns in F16, columns apart, two products,
+// four.
 enum { TILE_GROUPS = 7 };
 static void build_tile_group(struct build * b) {
     static const struct beside groups[TILE_GROUPS] = {
@@ -1680,13 +1867,15 @@ static void build_tile_group_not(struct build * b) {
     const int v = b->variant;
     const int64_t n = v == 0 ? 16 : v == 1 ? 17 : v == 2 ? 130 : 12, k = v == 3 ? 64 : K;
     const enum gcuda_type type = v == 4 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, k, n, v == 5 || v == 6 ? 2 : 1), * z = v == 7 ? f32(b, k, n, 1) : x; // 5, 6: matrices of columns
-    struct gcuda_tensor * w[2], * y[2];
+    // 5, 6: matrices of columns
+    struct gcuda_tensor *x = f32(b, k, n, v == 5 || v == 6 ? 2 : 1), *z = v == 7 ? f32(b, k, n, 1) : x;
+    struct gcuda_tensor *w[2], *y[2];
     for (int i = 0; i < 2; ++i) {
         const int64_t m = i == 1 && v == 8 ? 15 : M; // rows that are not rounded to BF16
         w[i] = gcuda_new_tensor_3d(c, i == 1 && v == 9 ? GCUDA_TYPE_Q8_0 : type, k, m, v == 6 ? 2 : 1);
     }
-    if (v == 10) { w[1] = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w[0]->nb[1], 0); } // rows apart
+    // rows apart
+    if (v == 10) { w[1] = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w[0]->nb[1], 0); }
     for (int i = 0; i < 2; ++i) {
         y[i] = gcuda_mul_mat(c, w[i], i == 0 ? x : z);
         if (i == 1 && v == 11) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
@@ -1702,7 +1891,7 @@ static void build_tile_group_not(struct build * b) {
 TEST(products_beside_others_in_tiles_stay_apart) {
     stops(build_tile_group_not, 0, has_tiles ? "mul_mat + steps" : "");
     stops(build_tile_group_not, 1, TILES);
-    stops(build_tile_group_not, 2, ""); // another way
+    stops(build_tile_group_not, 2, "");    // another way
     stops(build_tile_group_not, 3, TILES); // as those below are, each of which one thing stops
     for (int v = 4; v <= 12; ++v) { stops(build_tile_group_not, v, ""); }
     clean();
@@ -1721,8 +1910,9 @@ TEST(products_in_tiles_of_split_weights_stay_apart) {
             struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, K, 256);
             CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, w, x)));
         }
-        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx,
-            is_split ? gcuda_backend_cuda_split_buffer_type(0, shares, 2) : gcuda_backend_get_default_buffer_type(backend));
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+            weight.ctx, is_split ? gcuda_backend_cuda_split_buffer_type(0, shares, 2)
+                                 : gcuda_backend_get_default_buffer_type(backend));
         REQUIRE(backend != NULL && weight.buffer != NULL && place_alloc(&p, backend));
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
@@ -1742,9 +1932,13 @@ static void build_floats(struct build * b) {
     const int v = b->variant / 3;
     const enum gcuda_type type = types[b->variant % 3];
     const int64_t n_matrices = v == 3 || v == 4 ? 3 : 1, k = v == 6 ? 4096 + 96 : K;
-    struct gcuda_tensor * x = f32(b, k, v == 1 ? 2 : 1, v == 3 ? 6 : n_matrices), * y[3];
+    struct gcuda_tensor *x = f32(b, k, v == 1 ? 2 : 1, v == 3 ? 6 : n_matrices), *y[3];
     for (int i = 0; i < 3; ++i) {
-        struct gcuda_tensor * w = gcuda_new_tensor_3d(c, type, k, v == 5 ? 150 - 50 * i : v == 6 ? 700 - 300 * i : M, n_matrices);
+        struct gcuda_tensor * w = gcuda_new_tensor_3d(c, type, k,
+            v == 5   ? 150 - 50 * i
+            : v == 6 ? 700 - 300 * i
+                     : M,
+            n_matrices);
         y[i] = gcuda_mul_mat(c, w, x);
         if (v == 7) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
     }
@@ -1768,7 +1962,7 @@ TEST(products_of_floats_are_one_launch) {
 static void build_floats_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, K, v == 0 ? 2 : 1, 1), * y[2];
+    struct gcuda_tensor *x = f32(b, K, v == 0 ? 2 : 1, 1), *y[2];
     for (int i = 0; i < 2; ++i) {
         struct gcuda_tensor * w = weights(b, i == 1 && v == 1 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16);
         struct gcuda_tensor * more = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K, 2 * M);
@@ -1790,14 +1984,20 @@ enum { WIDE = 4096 };
 static void build_wide_group(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t k = v == 2 ? 4096 + 16 * 32 : WIDE, n = v == 3 ? 17 : v == 4 || v == 15 ? 129 : 40, rows = v == 5 ? WIDE - 1 : WIDE;
-    struct gcuda_tensor * x = f32(b, k, n, 1), * other = f32(b, k, n, 1), * y[4];
+    const int64_t k = v == 2 ? 4096 + 16 * 32 : WIDE,
+                  n = v == 3              ? 17
+                      : v == 4 || v == 15 ? 129
+                                          : 40,
+                  rows = v == 5 ? WIDE - 1 : WIDE;
+    struct gcuda_tensor *x = f32(b, k, n, 1), *other = f32(b, k, n, 1), *y[4];
     for (int i = 0; i < 4; ++i) {
         const int64_t m = i == 0 ? rows : i == 1 && v == 14 ? 8 : 1024 >> i; // few rows are not rounded to BF16
         const enum gcuda_type type = i == 1 && v == 6 ? GCUDA_TYPE_Q8_0 : v == 7 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
         struct gcuda_tensor * w = gcuda_new_tensor_2d(c, type, k, m);
-        if (i == 1 && v == 8) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * m), k, m, 2 * w->nb[1], 0); } // rows apart
-        if (v == 9) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, m + 1), k, m, w->nb[1], 18); } // not at 16 bytes
+        // rows apart
+        if (i == 1 && v == 8) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * m), k, m, 2 * w->nb[1], 0); }
+        // not at 16 bytes
+        if (v == 9) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, m + 1), k, m, w->nb[1], 18); }
         y[i] = gcuda_mul_mat(c, w, i == 1 && v == 10 ? other : x);
         if (i == 1 && v == 11) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
         if (i == 1 && v == 12) { out(b, gcuda_neg(c, x)); } // something between them
@@ -1809,7 +2009,8 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.strict = is_strict;
-    params.full_precision = variant == 15 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // with 129 columns the small one goes to cuBLAS, in F32
+    // with 129 columns the small one goes to cuBLAS, in F32
+    params.full_precision = variant == 15 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     struct placed c;
     REQUIRE(placed_begin(&c, &params, build_wide_group, variant));
     gcuda_backend_graph_plan_t plan = placed_plan(&c, has_warp_groups);
@@ -1825,19 +2026,25 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     placed_end(&c, plan);
 }
 
-// On warp groups, which the simulated device has no kernels for: what the plan would launch, with no values. Of 17 tiles of rows
-// its two pairs of multiprocessors take nine rounds, of halves of long rows 17: k is cut. Of 16 tiles, the last variants, it is not.
+// On warp groups, which the simulated device has no kernels for: what the plan would launch, with no values. Of 17
+// tiles of rows its two pairs of multiprocessors take nine rounds, of halves of long rows 17: k is cut. Of 16 tiles,
+// the last variants, it is not.
 static void build_many(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t n = v == 9 ? 17 : v % 2 == 0 ? 64 : 256, m = v == 8 ? 2048 : v >= 12 ? 4096 : 4352, k = 16384;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, k, n, v == 10 ? 2 : 1), * y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), x);
-    struct gcuda_tensor * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
+    struct gcuda_tensor *x = f32(b, k, n, v == 10 ? 2 : 1),
+                        *y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), x);
+    struct gcuda_tensor *bias = f32(b, m, 1, 1), *whole = f32(b, m, n, 1);
     switch (v) {
-        case 0: case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
+        case 0:
+        case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
         case 1: y = gcuda_add(c, whole, y); break;
-        case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_gelu_erf(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
+        case 2:
+            y = gcuda_add(c,
+                gcuda_scale(c, gcuda_mul(c, gcuda_gelu_erf(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole);
+            break;
         case 3: y = gcuda_add_inplace(c, whole, gcuda_add(c, y, bias)); break; // the residual is where the result goes
         case 4: // a norm after the sum takes the residual, the bias goes into the product
             whole = gcuda_add(c, gcuda_add(c, y, bias), whole);
@@ -1845,10 +2052,21 @@ static void build_many(struct build * b) {
             out(b, whole);
             y = gcuda_mul(c, gcuda_rms_norm(c, whole, 1e-5f), f32(b, m, 1, 1));
             break;
-        case 5: gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); y = gcuda_add(c, y, bias); break;
-        case 6: gcuda_set_output(y); out(b, y); y = gcuda_add(c, y, bias); break; // the product is seen
-        case 7: y = gcuda_swiglu_split(c, y, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), f32(b, k, n, 1))); break; // no second product
-        default: y = gcuda_add(c, y, bias); break; // 8, 11: other ways; 9: as few as go this way; 10: two matrices of columns; 13
+        case 5:
+            gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32);
+            y = gcuda_add(c, y, bias);
+            break;
+        case 6:
+            gcuda_set_output(y);
+            out(b, y);
+            y = gcuda_add(c, y, bias);
+            break; // the product is seen
+        // no second product
+        case 7:
+            y = gcuda_swiglu_split(c, y, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), f32(b, k, n, 1)));
+            break;
+        // 8, 11: other ways; 9: as few as go this way; 10: two matrices of columns; 13
+        default: y = gcuda_add(c, y, bias); break;
     }
     out(b, y);
 }
@@ -1867,7 +2085,8 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
     if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS && s->args.products.n == 0) {
         const struct gcuda_mul_mat_args * args = s->args.products.of.args;
         CHECK(s->args.products.path == GCUDA_MUL_MAT_WGMMA && s->args.products.has_epilogue);
-        const size_t n_parts = (size_t) product_layout(GCUDA_MUL_MAT_WGMMA, args, 1).n_splits, n = (size_t) args->b.ne[1];
+        const size_t n_parts = (size_t) product_layout(GCUDA_MUL_MAT_WGMMA, args, 1).n_splits,
+                     n = (size_t) args->b.ne[1];
         CHECK(n_parts == (n == 256 ? 2 : 4)); // of 64 columns four pairs of blocks run at once
         CHECK(s->scratch_bytes >= n * (2 * 16384 + n_parts * 4 * 4352)); // the columns as halves, the parts
     }
@@ -1909,7 +2128,8 @@ TEST(products_of_more_columns_are_one_launch) {
         struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 512, n);
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         for (int i = 0; i < 3; ++i) {
-            CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_K, 512, 64 << i), x)));
+            CHECK_OK(gcuda_build_forward_expand(
+                graph, gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_K, 512, 64 << i), x)));
         }
         REQUIRE(backend != NULL && place_alloc(&p, backend));
         ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
@@ -1917,7 +2137,8 @@ TEST(products_of_more_columns_are_one_launch) {
         REQUIRE(plan != NULL);
         char names[200];
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, n <= 16 ? "mul_mat beside mul_mat" : TILES) == 0, "%d columns: fused are \"%s\"", (int) n, names);
+        CHECK_MSG(strcmp(names, n <= 16 ? "mul_mat beside mul_mat" : TILES) == 0, "%d columns: fused are \"%s\"",
+            (int) n, names);
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
         gcuda_backend_free(backend);
@@ -1929,7 +2150,7 @@ TEST(products_of_more_columns_are_one_launch) {
 TEST(results_of_many_columns_lie_apart) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, WIDE, 40), * w[2], * y[2];
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, WIDE, 40), *w[2], *y[2];
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     for (int i = 0; i < 2; ++i) {
         w[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, WIDE, WIDE);
@@ -1938,7 +2159,7 @@ TEST(results_of_many_columns_lie_apart) {
     }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
-    void * own = y[1]->data, * places[4] = { own, x->data, w[0]->data, y[0]->data };
+    void *own = y[1]->data, *places[4] = { own, x->data, w[0]->data, y[0]->data };
     for (int i = 0; i < 4; ++i) {
         y[1]->data = places[i];
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
@@ -1957,13 +2178,15 @@ static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
     return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);
 }
 
-static const enum gcuda_type expert_types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+static const enum gcuda_type expert_types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F32, GCUDA_TYPE_F16,
+    GCUDA_TYPE_BF16 };
 static void build_expert(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant % 5;
     const enum gcuda_type type = expert_types[b->variant / 5];
-    struct gcuda_tensor * x = f32(b, K, v == 2 ? USED : 1, TOKENS), * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, USED, TOKENS);
-    struct gcuda_tensor * y = gcuda_mul_mat_id(c, experts(b, type), x, ids), * z = NULL;
+    struct gcuda_tensor *x = f32(b, K, v == 2 ? USED : 1, TOKENS),
+                        *ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, USED, TOKENS);
+    struct gcuda_tensor *y = gcuda_mul_mat_id(c, experts(b, type), x, ids), *z = NULL;
     if (v >= 3) { z = gcuda_mul_mat_id(c, experts(b, type), x, ids); }
     if (v == 0 || v == 4) { y = gcuda_add_id(c, y, f32(b, M, EXPERTS, 1), ids); }
     if (v == 1 || v == 2) { y = gcuda_mul(c, y, f32(b, 1, USED, TOKENS)); }
@@ -1980,9 +2203,11 @@ static void build_expert_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t tokens = v == 0 ? 37 : TOKENS;
-    struct gcuda_tensor * x = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_F16, K, 1, tokens) : f32(b, K, 1, tokens); // 3: no such kernel
+    // 3: no such kernel
+    struct gcuda_tensor * x = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_F16, K, 1, tokens) : f32(b, K, 1, tokens);
     struct gcuda_tensor * as = experts(b, v == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
+    struct gcuda_tensor *ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens),
+                        *other = gcuda_dup_tensor(c, ids);
     if (v == 0) { // more slots than go one by one
         as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, N_INDICES);
         x = f32(b, 32, 1, tokens);
@@ -1996,9 +2221,12 @@ static void build_expert_not(struct build * b) {
             struct gcuda_tensor * more = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M + 1, EXPERTS);
             up = gcuda_view_3d(c, more, K, M, EXPERTS, more->nb[1], more->nb[2], 0);
         }
-        out(b, gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, up, v == 8 ? f32(b, K, 1, tokens) : x, v == 2 ? other : ids)));
+        out(b,
+            gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, up, v == 8 ? f32(b, K, 1, tokens) : x, v == 2 ? other : ids)));
     } else {
-        out(b, gcuda_add_id(c, y, gcuda_new_tensor_2d(c, v == 6 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, as->ne[1], as->ne[2]), v == 1 ? other : ids));
+        out(b,
+            gcuda_add_id(c, y, gcuda_new_tensor_2d(c, v == 6 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, as->ne[1], as->ne[2]),
+                v == 1 ? other : ids));
     }
     if (v == 4) { out(b, y); }
 }
@@ -2014,7 +2242,8 @@ TEST(products_of_experts_stay_apart) {
 static double gate64(enum gcuda_glu_op op, double x, double g) {
     switch (op) {
         case GCUDA_GLU_OP_REGLU: return x > 0.0 ? x * g : 0.0;
-        case GCUDA_GLU_OP_GEGLU: return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))) * g;
+        case GCUDA_GLU_OP_GEGLU:
+            return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))) * g;
         case GCUDA_GLU_OP_GEGLU_ERF: return 0.5 * x * erfc(-x / sqrt(2.0)) * g;
         case GCUDA_GLU_OP_GEGLU_QUICK: return x / (1.0 + exp(-1.702 * x)) * g;
         case GCUDA_GLU_OP_SWIGLU_OAI: {
@@ -2025,10 +2254,11 @@ static double gate64(enum gcuda_glu_op op, double x, double g) {
     }
 }
 
-static void launch_way(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up, bool is_tile) {
+static void launch_way(
+    enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up, bool is_tile) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, k, m), *up = gcuda_new_tensor_2d(p.ctx, type, k, m);
     const bool is_quantized = gcuda_is_quantized(type);
     struct gcuda_tensor * t[6]; // columns, bias, bias of the second, factor, residual, result
     const int64_t ne[6][2] = { { k, n }, { m, 1 }, { m, n }, { 1, n }, { m, n }, { m, n } };
@@ -2057,7 +2287,8 @@ static void launch_way(enum gcuda_type type, int64_t k, int64_t m, int64_t n, en
     memset(&args, 0, sizeof args);
     memset(&e, 0, sizeof e);
     args.a = gcudai_array(a), args.b = gcudai_array(t[0]), args.y = gcudai_array(t[5]);
-    e.bias = gcudai_array(t[1]), e.up_bias = gcudai_array(t[2]), e.factor = gcudai_array(t[3]), e.residual = gcudai_array(t[4]);
+    e.bias = gcudai_array(t[1]), e.up_bias = gcudai_array(t[2]), e.factor = gcudai_array(t[3]),
+    e.residual = gcudai_array(t[4]);
     e.up = has_up ? up->data : NULL;
     e.is_activated = !has_up;
     e.glu = op;
@@ -2090,7 +2321,8 @@ static void launch_way(enum gcuda_type type, int64_t k, int64_t m, int64_t n, en
         }
         const bool is_tf32 = n >= (type == GCUDA_TYPE_F32 ? 3 : 2);
         const double bound = is_quantized ? 5e-4 : is_tile ? 5e-5 : is_tf32 ? 1e-6 : 1e-10;
-        CHECK_MSG(error <= bound * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op, error / size);
+        CHECK_MSG(error <= bound * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op,
+            error / size);
     }
     CHECK(cudaFree(scratch) == cudaSuccess);
     for (int i = 0; i < 8; ++i) { free(f[i]); }
@@ -2104,20 +2336,22 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
 }
 
 TEST(launcher_with_every_step) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4,
+        GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL };
     for (int i = 0; i < 6; ++i) {
         for (int64_t n = 1; n <= 4; ++n) {
-            launch_once(types[i], 512, i == 0 ? 300 : 19, n, i == 1 ? GCUDA_GLU_OP_SWIGLU : (enum gcuda_glu_op) ((i + n) % 6), true);
-            launch_once(types[i], 256, 21, n, (enum gcuda_glu_op) ((i + n) % 3), false);
+            launch_once(types[i], 512, i == 0 ? 300 : 19, n,
+                i == 1 ? GCUDA_GLU_OP_SWIGLU : (enum gcuda_glu_op)((i + n) % 6), true);
+            launch_once(types[i], 256, 21, n, (enum gcuda_glu_op)((i + n) % 3), false);
         }
     }
     static const enum gcuda_type floats[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     for (int64_t n = 1; n <= 8; ++n) {
-        launch_once(floats[n % 3], 288, 37, n, (enum gcuda_glu_op) (n % 6), true);
-        for (int i = 0; i < 3; ++i) { launch_once(floats[i], 264, 21, n, (enum gcuda_glu_op) (n % 3), false); }
+        launch_once(floats[n % 3], 288, 37, n, (enum gcuda_glu_op)(n % 6), true);
+        for (int i = 0; i < 3; ++i) { launch_once(floats[i], 264, 21, n, (enum gcuda_glu_op)(n % 3), false); }
     }
     for (int i = 0; i < 3; ++i) { launch_once(floats[i], 4096 + 64, 300, 1, GCUDA_GLU_OP_SWIGLU, true); }
-    launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true); // rows at any byte
+    launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true);        // rows at any byte
     launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 1, GCUDA_GLU_OP_SWIGLU, true); // several rounds and steps
     clean();
 }
@@ -2127,11 +2361,14 @@ static void fill_weights(struct gcuda_tensor * t, int salt) {
     if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
         fill_codebook(t, salt);
         if (t->type != GCUDA_TYPE_IQ1_M) { return; }
-        unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t)); // its scale lies in the top four bits of its last words
+        // its scale lies in the top four bits of its last words
+        unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t));
         CHECK_OK(gcuda_backend_tensor_get(t, blocks, 0, gcuda_nbytes(t)));
         for (size_t i = 0; i < gcuda_nbytes(t); i += sizeof(struct gcuda_block_iq1_m)) {
             static const unsigned char scale[4] = { 0, 0, 0xc0, 0x20 }; // 0x2c00: 1 / 16
-            for (size_t j = 0; j < 4; ++j) { blocks[i + 49 + 2 * j] = (unsigned char) ((blocks[i + 49 + 2 * j] & 0x0f) | scale[j]); }
+            for (size_t j = 0; j < 4; ++j) {
+                blocks[i + 49 + 2 * j] = (unsigned char) ((blocks[i + 49 + 2 * j] & 0x0f) | scale[j]);
+            }
         }
         CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, gcuda_nbytes(t)));
         free(blocks);
@@ -2140,14 +2377,16 @@ static void fill_weights(struct gcuda_tensor * t, int salt) {
     fill(t, salt);
 }
 
-// A row that is added, or a gate with the second matrix, alone: what a block brings together early has the bits of separate launches.
+// A row that is added, or a gate with the second matrix, alone: what a block brings together early has the bits of
+// separate launches.
 enum one_step { ADDS_BIAS, ADDS_RESIDUAL, ADDS_TO_ITSELF, GATES };
 
 static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one_step step, int64_t skew) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m + skew);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, k, m), *up = gcuda_new_tensor_2d(p.ctx, type, k, m);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k),
+                        *row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m + skew);
     struct gcuda_tensor * y[3];
     for (int i = 0; i < 3; ++i) { y[i] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m); }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
@@ -2163,11 +2402,13 @@ static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one
         args.y = gcudai_array(y[i]);
         CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, NULL, NULL, NULL));
     }
-    float * want = (float *) malloc((size_t) m * 4), * added = (float *) malloc((size_t) (m + skew) * 4), * got = (float *) malloc((size_t) m * 4);
+    float *want = (float *) malloc((size_t) m * 4), *added = (float *) malloc((size_t) (m + skew) * 4),
+          *got = (float *) malloc((size_t) m * 4);
     if (step == GATES) {
         struct gcuda_glu_args glu;
         memset(&glu, 0, sizeof glu);
-        glu.x = gcudai_array(y[0]), glu.g = gcudai_array(y[1]), glu.y = gcudai_array(y[2]), glu.op = GCUDA_GLU_OP_SWIGLU;
+        glu.x = gcudai_array(y[0]), glu.g = gcudai_array(y[1]), glu.y = gcudai_array(y[2]),
+        glu.op = GCUDA_GLU_OP_SWIGLU;
         CHECK_OK(gcuda_launch_glu(&glu, NULL));
         e.up = up->data, e.glu = GCUDA_GLU_OP_SWIGLU;
     }
@@ -2185,38 +2426,52 @@ static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one
     if (step == ADDS_TO_ITSELF) { args.y.data = term->data; }
     CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, &e, NULL, NULL));
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
-    CHECK_OK(gcuda_backend_tensor_get(step == ADDS_TO_ITSELF ? row : y[2], got, step == ADDS_TO_ITSELF ? (size_t) skew * 4 : 0, (size_t) m * 4));
+    CHECK_OK(gcuda_backend_tensor_get(
+        step == ADDS_TO_ITSELF ? row : y[2], got, step == ADDS_TO_ITSELF ? (size_t) skew * 4 : 0, (size_t) m * 4));
     int n_other = 0;
     for (int64_t i = 0; i < m; ++i) { n_other += memcmp(&got[i], &want[i], 4) != 0; }
-    CHECK_MSG(n_other == 0, "%s, %d x %d, step %d, %d beside: %d of other bits", gcuda_type_name(type), (int) m, (int) k, (int) step, (int) skew, n_other);
+    CHECK_MSG(n_other == 0, "%s, %d x %d, step %d, %d beside: %d of other bits", gcuda_type_name(type), (int) m,
+        (int) k, (int) step, (int) skew, n_other);
     free(want), free(added), free(got);
     place_end(&p);
     gcuda_backend_free(backend);
 }
 
 TEST(one_step_behind_a_product_has_the_bits_of_its_own_launch) {
-    static const struct { enum gcuda_type type; int64_t k; } of[] = {
-        { GCUDA_TYPE_Q4_0, 32 }, { GCUDA_TYPE_Q4_0, 2048 }, { GCUDA_TYPE_Q4_0, 4096 }, { GCUDA_TYPE_Q8_0, 2080 }, { GCUDA_TYPE_Q4_K, 14336 },
-        { GCUDA_TYPE_Q3_K, 4096 }, { GCUDA_TYPE_IQ2_XXS, 2048 }, { GCUDA_TYPE_MXFP4, 96 }, { GCUDA_TYPE_Q4_0, 17 * 2048 + 64 },
+    static const struct {
+        enum gcuda_type type;
+        int64_t k;
+    } of[] = {
+        { GCUDA_TYPE_Q4_0, 32 },
+        { GCUDA_TYPE_Q4_0, 2048 },
+        { GCUDA_TYPE_Q4_0, 4096 },
+        { GCUDA_TYPE_Q8_0, 2080 },
+        { GCUDA_TYPE_Q4_K, 14336 },
+        { GCUDA_TYPE_Q3_K, 4096 },
+        { GCUDA_TYPE_IQ2_XXS, 2048 },
+        { GCUDA_TYPE_MXFP4, 96 },
+        { GCUDA_TYPE_Q4_0, 17 * 2048 + 64 },
     };
     static const int64_t rows[] = { 1, 3, 4, 5, 17, 64, 131, 530, 1027 };
     for (int i = 0; i < (int) (sizeof of / sizeof of[0]); ++i) {
         for (int j = 0; j < (int) (sizeof rows / sizeof rows[0]); ++j) {
             const int64_t m = of[i].k > 4096 ? (rows[j] + 7) / 8 : rows[j];
-            launch_one_step(of[i].type, of[i].k, m, (enum one_step) ((i + j) % 4), 0);
-            launch_one_step(of[i].type, of[i].k, m, (enum one_step) ((i + j + 1) % 4), (i + j) % 5);
+            launch_one_step(of[i].type, of[i].k, m, (enum one_step)((i + j) % 4), 0);
+            launch_one_step(of[i].type, of[i].k, m, (enum one_step)((i + j + 1) % 4), (i + j) % 5);
         }
     }
     clean();
 }
 
 TEST(launcher_of_more_columns_with_every_step) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q5_K, GCUDA_TYPE_MXFP4,
-                                           GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_Q6_K }; // the last one is refused
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q5_K,
+        GCUDA_TYPE_MXFP4,
+        // the last one is refused
+        GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_Q6_K };
     static const int64_t columns[] = { 9, 13, 16 };
     for (int i = 0; i < 8; ++i) {
         for (int j = 0; j < 3; ++j) {
-            launch_way(types[i], 512, j == 0 ? 129 : 37, columns[j], (enum gcuda_glu_op) ((i + j) % 5), false, false);
+            launch_way(types[i], 512, j == 0 ? 129 : 37, columns[j], (enum gcuda_glu_op)((i + j) % 5), false, false);
         }
     }
     launch_way(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 16, GCUDA_GLU_OP_SWIGLU, false, false); // several rounds and steps
@@ -2227,13 +2482,15 @@ TEST(launcher_of_more_columns_with_every_step) {
 }
 
 TEST(launcher_of_tiles_with_every_step) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
-                                           GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_F32,
+        GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     static const int64_t columns[] = { 9, 16, 10, 15, 12, 11, 14, 13 };
     for (int i = 0; i < 6; ++i) {
         for (int j = 0; j < 8; ++j) { // rows: of a warp, of a tile and one more, odd ones
             const int64_t m = j % 3 == 0 ? 16 : j % 3 == 1 ? 129 : 37;
-            if ((i + j) % 2 == 0) { launch_once(types[i], 512, m, columns[j], (enum gcuda_glu_op) ((i + j / 2) % 5), false); }
+            if ((i + j) % 2 == 0) {
+                launch_once(types[i], 512, m, columns[j], (enum gcuda_glu_op)((i + j / 2) % 5), false);
+            }
         }
     }
     launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 300, 16, GCUDA_GLU_OP_SWIGLU, false); // blocks that share tiles
@@ -2243,14 +2500,16 @@ TEST(launcher_of_tiles_with_every_step) {
     clean();
 }
 
-// Products of the same columns, whose results lie in wider rows, as a group and each by itself; with 48 KiB of shared memory, or all.
+// Products of the same columns, whose results lie in wider rows, as a group and each by itself; with 48 KiB of shared
+// memory, or all.
 static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared) {
     enum { K_GROUP = 2048 }; // rows of all these types at multiples of 16 bytes
     static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K_GROUP, n), * other = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K_GROUP, n),
+                        *other = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor *w[GCUDA_MUL_MAT_GROUP], *y[2][GCUDA_MUL_MAT_GROUP];
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
         w[i] = gcuda_new_tensor_2d(p.ctx, type, K_GROUP, rows[i]);
         for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, rows[i] + 3 * i, n); }
@@ -2270,17 +2529,21 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
     }
     void * scratch = NULL;
     CHECK(cudaMalloc(&scratch, product_scratch(GCUDA_MUL_MAT_VEC, &args[0][0], NULL) + 1) == cudaSuccess);
-    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, scratch, NULL)); }
-    const bool is_own = type == GCUDA_TYPE_IQ3_S && GCUDA_SIM_CC >= 900 && has_all_shared; // of two columns each block makes them ready
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, scratch, NULL));
+    }
+    // of two columns each block makes them ready
+    const bool is_own = type == GCUDA_TYPE_IQ3_S && GCUDA_SIM_CC >= 900 && has_all_shared;
     const bool may = n == 1 || GCUDA_SIM_CC >= 800 || (n == 2 && type != GCUDA_TYPE_IQ3_S);
     const long before = sim_counts("cudaLaunchKernelEx");
     CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP) == may);
-    CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP, scratch, NULL) == (may ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED));
+    CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP, scratch, NULL) ==
+          (may ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED));
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, !may ? 0 : n == 1 || (n == 2 && is_own) ? 1 : 2);
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP && may; ++i) {
         const size_t size = gcuda_nbytes(y[0][i]);
-        char * want = (char *) malloc(size), * got = (char *) malloc(size);
+        char *want = (char *) malloc(size), *got = (char *) malloc(size);
         CHECK_OK(gcuda_backend_tensor_get(y[0][i], want, 0, size));
         CHECK_OK(gcuda_backend_tensor_get(y[1][i], got, 0, size));
         CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, product %d", gcuda_type_name(type), (int) n, i);
@@ -2288,7 +2551,8 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
         free(got);
     }
     args[1][GCUDA_MUL_MAT_GROUP] = args[1][0];
-    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 0) && !takes_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP + 1));
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 0) &&
+          !takes_group(GCUDA_MUL_MAT_VEC, args[1], GCUDA_MUL_MAT_GROUP + 1));
     if (n > 1) { CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); }
     args[1][1].b.data = other->data; // one condition after the other
     CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
@@ -2330,18 +2594,19 @@ TEST(groups_of_few_columns_have_the_bits_of_each) {
 }
 
 // In tiles, against each product by itself; results in F16 or F32, columns of results further apart than the first's.
-static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, int64_t k, int64_t n, bool has_all_shared) {
+static void launch_tile_group(
+    enum gcuda_type type, enum gcuda_type of_result, int64_t k, int64_t n, bool has_all_shared) {
     static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 300, 1, M };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n), * other = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n), *other = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor *w[GCUDA_MUL_MAT_GROUP], *y[2][GCUDA_MUL_MAT_GROUP];
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
         w[i] = gcuda_new_tensor_2d(p.ctx, type, k, rows[i]);
         for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_2d(p.ctx, of_result, rows[i] + 3 * i, n); }
     }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], * q = args[1];
+    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], *q = args[1];
     memset(args, 0, sizeof args);
     fill(x, 1);
     size_t n_bytes = 0;
@@ -2357,18 +2622,21 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
         n_bytes = alone > n_bytes ? alone : n_bytes;
     }
     const size_t of_group = group_scratch(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP);
-    CHECK(of_group > n_bytes && group_scratch(GCUDA_MUL_MAT_TILE, q, 1) == product_scratch(GCUDA_MUL_MAT_TILE, q, NULL));
+    CHECK(
+        of_group > n_bytes && group_scratch(GCUDA_MUL_MAT_TILE, q, 1) == product_scratch(GCUDA_MUL_MAT_TILE, q, NULL));
     char * scratch = NULL;
     CHECK(cudaMalloc((void **) &scratch, of_group + 16) == cudaSuccess);
     CHECK(cudaMemsetAsync(scratch, 0x77, of_group + 16, NULL) == cudaSuccess);
-    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(launch_product(GCUDA_MUL_MAT_TILE, &args[0][i], NULL, scratch, NULL)); }
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        CHECK_OK(launch_product(GCUDA_MUL_MAT_TILE, &args[0][i], NULL, scratch, NULL));
+    }
     long before = sim_counts("cudaLaunchKernelEx");
     CHECK_OK(launch_group(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP, scratch, NULL));
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 2); // the columns, all products
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
         const size_t size = gcuda_nbytes(y[0][i]);
-        char * want = (char *) malloc(size), * got = (char *) malloc(size);
+        char *want = (char *) malloc(size), *got = (char *) malloc(size);
         CHECK_OK(gcuda_backend_tensor_get(y[0][i], want, 0, size));
         CHECK_OK(gcuda_backend_tensor_get(y[1][i], got, 0, size));
         CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, product %d", gcuda_type_name(type), (int) n, i);
@@ -2380,7 +2648,8 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
     for (int i = 0; i < 16; ++i) { CHECK_EQ_I(end[i], 0x77); } // nothing beyond the scratch
     before = sim_counts("cudaLaunchKernelEx");
     q[GCUDA_MUL_MAT_GROUP] = q[0];
-    CHECK(group_scratch(GCUDA_MUL_MAT_TILE, q, 0) == 0 && group_scratch(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP + 1) == 0);
+    CHECK(group_scratch(GCUDA_MUL_MAT_TILE, q, 0) == 0 &&
+          group_scratch(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP + 1) == 0);
     CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, 0, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, GCUDA_MUL_MAT_GROUP + 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     CHECK(launch_group(GCUDA_MUL_MAT_TILE, q, 2, scratch + 4, NULL) == GCUDA_STATUS_UNSUPPORTED);
@@ -2392,7 +2661,8 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
             case 1: q[1].b.nb[1] += 16; break;
             case 2: q[1].b.type = GCUDA_TYPE_F16; break;
             case 3: q[1].b.ne[1] -= 1; break;
-            case 4: q[1].a.type = type == GCUDA_TYPE_Q4_0 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0; break; // Q4_0: blocks of one size
+            // Q4_0: blocks of one size
+            case 4: q[1].a.type = type == GCUDA_TYPE_Q4_0 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0; break;
             case 5: q[1].a.nb[1] += 16; break;
             case 6: q[1].a.ne[0] -= 32; break;
             case 7: q[1].a.ne[2] = q[1].b.ne[2] = q[1].y.ne[2] = q[0].b.ne[2] = 2; break;
@@ -2415,7 +2685,8 @@ static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, i
 TEST(groups_in_tiles_have_the_bits_of_each) {
     static const int64_t columns[] = { 9, 16, 17, 32, 64, 130 };
     for (int i = 0; i < 6; ++i) {
-        launch_tile_group(GCUDA_TYPE_Q4_0, i % 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 2048 + 32, columns[i], i != 3); // tiles that blocks share
+        // tiles that blocks share
+        launch_tile_group(GCUDA_TYPE_Q4_0, i % 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 2048 + 32, columns[i], i != 3);
         launch_tile_group(i % 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 512, columns[i], true);
     }
     clean();
@@ -2429,15 +2700,40 @@ static float * floats_of(const struct gcuda_tensor * t) {
     char * data = (char *) malloc(gcuda_nbytes(t));
     CHECK_OK(gcuda_backend_tensor_get(t, data, 0, gcuda_nbytes(t)));
     if (gcuda_is_quantized(t->type)) { gcudai_to_float(t->type)(data, f, (int64_t) n); }
-    for (size_t i = 0; i < n && !gcuda_is_quantized(t->type); ++i) { f[i] = gcudai_float_at(t->type, data + i * gcuda_type_size(t->type)); }
+    for (size_t i = 0; i < n && !gcuda_is_quantized(t->type); ++i) {
+        f[i] = gcudai_float_at(t->type, data + i * gcuda_type_size(t->type));
+    }
     free(data);
     return f;
 }
 
 // The steps of an epilogue, one bit each.
-enum { STEP_BIAS = 1, STEP_UP = 2, STEP_UP_BIAS = 4, STEP_ACTIVATED = 8, STEP_FACTOR = 16, STEP_SCALE = 32, STEP_RESIDUAL = 64,
-    STEP_ALL = 127, STEP_IN_PLACE = 128 }; // the residual is the result
-enum { ID_AS, ID_UP, ID_B, ID_BIAS, ID_UP_BIAS, ID_FACTOR, ID_RESIDUAL, ID_FLOATS, ID_IDS = ID_FLOATS, ID_Y, ID_PLAIN, ID_PLAIN_UP, N_ID };
+enum {
+    STEP_BIAS = 1,
+    STEP_UP = 2,
+    STEP_UP_BIAS = 4,
+    STEP_ACTIVATED = 8,
+    STEP_FACTOR = 16,
+    STEP_SCALE = 32,
+    STEP_RESIDUAL = 64,
+    STEP_ALL = 127,
+    STEP_IN_PLACE = 128
+}; // the residual is the result
+enum {
+    ID_AS,
+    ID_UP,
+    ID_B,
+    ID_BIAS,
+    ID_UP_BIAS,
+    ID_FACTOR,
+    ID_RESIDUAL,
+    ID_FLOATS,
+    ID_IDS = ID_FLOATS,
+    ID_Y,
+    ID_PLAIN,
+    ID_PLAIN_UP,
+    N_ID
+};
 
 struct id_case {
     enum gcuda_type type;
@@ -2460,9 +2756,9 @@ struct id_hooks {
 
 static void id_hooks_begin(struct id_hooks * h, const struct id_case * c) {
     const int64_t k = c->k, m = c->m;
-    const int64_t ne[N_ID][3] = { { k, m, ID_EXPERTS }, { k, m, ID_EXPERTS }, { k, c->columns, ID_TOKENS }, { m, ID_EXPERTS, 1 },
-        { m, ID_EXPERTS, 1 }, { 1, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS }, { ID_USED, ID_TOKENS, 1 }, { m, ID_USED, ID_TOKENS },
-        { m, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS } };
+    const int64_t ne[N_ID][3] = { { k, m, ID_EXPERTS }, { k, m, ID_EXPERTS }, { k, c->columns, ID_TOKENS },
+        { m, ID_EXPERTS, 1 }, { m, ID_EXPERTS, 1 }, { 1, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS },
+        { ID_USED, ID_TOKENS, 1 }, { m, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS } };
     h->c = *c;
     h->backend = gcuda_backend_cuda_init(0);
     h->p = place_begin();
@@ -2472,7 +2768,11 @@ static void id_hooks_begin(struct id_hooks * h, const struct id_case * c) {
     }
     REQUIRE(h->backend != NULL && place_alloc(&h->p, h->backend));
     for (int i = 0; i < ID_FLOATS; ++i) {
-        if (i <= ID_UP) { fill_weights(h->t[i], 3 + i); } else { fill(h->t[i], 3 + i); }
+        if (i <= ID_UP) {
+            fill_weights(h->t[i], 3 + i);
+        } else {
+            fill(h->t[i], 3 + i);
+        }
         h->f[i] = floats_of(h->t[i]);
     }
     CHECK_OK(gcuda_backend_tensor_set(h->t[ID_IDS], id_chosen, 0, sizeof id_chosen));
@@ -2510,7 +2810,8 @@ static struct gcuda_mul_mat_epilogue id_epilogue(const struct id_hooks * h, int 
     return e;
 }
 
-static gcuda_status launch_id_fused(const struct gcuda_mul_mat_id_args * args, const struct gcuda_mul_mat_epilogue * e) {
+static gcuda_status launch_id_fused(
+    const struct gcuda_mul_mat_id_args * args, const struct gcuda_mul_mat_epilogue * e) {
     return launch_experts(GCUDA_MUL_MAT_VEC, args, e, NULL);
 }
 
@@ -2523,7 +2824,7 @@ static void id_plain(const struct id_hooks * h, int as, int y) {
 
 static double sum64(const struct id_hooks * h, const float * as, int slot, int64_t row) {
     const int64_t k = h->c.k, column = h->c.columns == 1 ? slot / ID_USED : slot;
-    const float * a = as + (id_chosen[slot] * h->c.m + row) * k, * b = h->f[ID_B] + column * k;
+    const float *a = as + (id_chosen[slot] * h->c.m + row) * k, *b = h->f[ID_B] + column * k;
     double sum = 0.0;
     for (int64_t j = 0; j < k; ++j) { sum += (double) a[j] * (double) b[j]; }
     return sum;
@@ -2540,7 +2841,8 @@ static double finish64(const struct id_hooks * h, int steps, enum gcuda_glu_op o
     return (steps & STEP_RESIDUAL) ? v + (double) h->f[ID_RESIDUAL][slot * h->c.m + row] : v;
 }
 
-// The same in F32 behind what the launchers without hooks leave, every step rounded. Gates of their own bits: REGLU alone.
+// The same in F32 behind what the launchers without hooks leave, every step rounded. Gates of their own bits: REGLU
+// alone.
 static float finish_rounded(const struct id_hooks * h, int steps, float v, float up, int slot, int64_t row) {
     const int64_t of_expert = id_chosen[slot] * h->c.m + row;
     if (steps & STEP_BIAS) { v += h->f[ID_BIAS][of_expert]; }
@@ -2559,11 +2861,14 @@ static void check_id_steps(const struct id_hooks * h, int steps, enum gcuda_glu_
     double error = 0.0, size = 0.0;
     CHECK(cudaMemsetAsync(h->bad, 0, sizeof bad, NULL) == cudaSuccess);
     CHECK_OK(gcuda_backend_tensor_memset(h->t[ID_Y], 0x5a, 0, gcuda_nbytes(h->t[ID_Y])));
-    if (steps & STEP_IN_PLACE) { CHECK_OK(gcuda_backend_tensor_set(h->t[ID_Y], h->f[ID_RESIDUAL], 0, gcuda_nbytes(h->t[ID_Y]))); }
+    if (steps & STEP_IN_PLACE) {
+        CHECK_OK(gcuda_backend_tensor_set(h->t[ID_Y], h->f[ID_RESIDUAL], 0, gcuda_nbytes(h->t[ID_Y])));
+    }
     CHECK_OK(launch_id_fused(&args, &e));
-    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(&bad, h->bad, sizeof bad, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess &&
+          cudaMemcpy(&bad, h->bad, sizeof bad, cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK_EQ_I(bad, 1);
-    float * y = floats_of(h->t[ID_Y]), * plain = floats_of(h->t[ID_PLAIN]), * plain_up = floats_of(h->t[ID_PLAIN_UP]);
+    float *y = floats_of(h->t[ID_Y]), *plain = floats_of(h->t[ID_PLAIN]), *plain_up = floats_of(h->t[ID_PLAIN_UP]);
     for (int64_t i = 0; i < m * ID_SLOTS; ++i) {
         const int slot = (int) (i / m);
         if (id_chosen[slot] >= ID_EXPERTS) {
@@ -2574,23 +2879,25 @@ static void check_id_steps(const struct id_hooks * h, int steps, enum gcuda_glu_
         error += d * d, size += want * want;
         if (op != GCUDA_GLU_OP_REGLU) { continue; }
         const float same = finish_rounded(h, steps, plain[i], plain_up[i], slot, i % m);
-        CHECK_MSG(y[i] == same, "%s, [%d, %d], steps %x: result %d is %.9g, not %.9g", gcuda_type_name(h->c.type), (int) h->c.k, (int) m,
-            steps, (int) i, (double) y[i], (double) same);
+        CHECK_MSG(y[i] == same, "%s, [%d, %d], steps %x: result %d is %.9g, not %.9g", gcuda_type_name(h->c.type),
+            (int) h->c.k, (int) m, steps, (int) i, (double) y[i], (double) same);
     }
-    CHECK_MSG(error <= (gcuda_is_quantized(h->c.type) ? 5e-4 : 1e-10) * size && size > 0.0, "%s, [%d, %d], steps %x, op %d: error %g",
-        gcuda_type_name(h->c.type), (int) h->c.k, (int) m, steps, (int) op, error / size);
+    CHECK_MSG(error <= (gcuda_is_quantized(h->c.type) ? 5e-4 : 1e-10) * size && size > 0.0,
+        "%s, [%d, %d], steps %x, op %d: error %g", gcuda_type_name(h->c.type), (int) h->c.k, (int) m, steps, (int) op,
+        error / size);
     free(plain_up);
     free(plain);
     free(y);
 }
 
-// Without an epilogue the bits of the launcher without hooks; with one that fits neither, UNSUPPORTED, and nothing is launched.
+// Without an epilogue the bits of the launcher without hooks; with one that fits neither, UNSUPPORTED, and nothing is
+// launched.
 static void check_id_refusals(struct id_hooks * h) {
     const bool is_float = !gcuda_is_quantized(h->c.type);
     const struct gcuda_mul_mat_id_args args = id_args_of(h, ID_AS, ID_Y);
     CHECK_OK(launch_id_fused(&args, NULL));
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
-    float * y = floats_of(h->t[ID_Y]), * plain = floats_of(h->t[ID_PLAIN]);
+    float *y = floats_of(h->t[ID_Y]), *plain = floats_of(h->t[ID_PLAIN]);
     CHECK(memcmp(y, plain, gcuda_nbytes(h->t[ID_Y])) == 0);
     const long before = sim_counts("cudaLaunchKernelEx");
     for (int i = 0; i < (is_float ? 14 : 8); ++i) { // one condition after the other
@@ -2602,7 +2909,8 @@ static void check_id_refusals(struct id_hooks * h) {
             case 2: e.factor.ne[1] = 2; break;
             case 3: e.residual.type = GCUDA_TYPE_F16; break;
             case 4: e.glu = GCUDA_GLU_OP_COUNT; break;
-            case 5: e.glu = (enum gcuda_glu_op) (GCUDA_GLU_OP_COUNT + 1); break; // 7, the most that an enum of C++ holds here
+            // 7, the most that an enum of C++ holds here
+            case 5: e.glu = (enum gcuda_glu_op)(GCUDA_GLU_OP_COUNT + 1); break;
             case 6: p.b.type = is_float ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0; break;
             case 7: p.as.type = GCUDA_TYPE_I32; break;
             case 8: e.up = (const char *) e.up + 4; break; // of floats: pieces of 16 bytes
@@ -2621,9 +2929,9 @@ static void check_id_refusals(struct id_hooks * h) {
 }
 
 static void id_hooks_of(const struct id_case * c, int n_ops) {
-    static const int some[] = { 0, STEP_BIAS, STEP_UP, STEP_UP | STEP_UP_BIAS, STEP_BIAS | STEP_UP, STEP_ACTIVATED, STEP_FACTOR,
-        STEP_SCALE, STEP_RESIDUAL, STEP_BIAS | STEP_ACTIVATED | STEP_RESIDUAL, STEP_ALL - STEP_UP - STEP_UP_BIAS, STEP_ALL - STEP_ACTIVATED,
-        STEP_ALL - STEP_ACTIVATED + STEP_IN_PLACE };
+    static const int some[] = { 0, STEP_BIAS, STEP_UP, STEP_UP | STEP_UP_BIAS, STEP_BIAS | STEP_UP, STEP_ACTIVATED,
+        STEP_FACTOR, STEP_SCALE, STEP_RESIDUAL, STEP_BIAS | STEP_ACTIVATED | STEP_RESIDUAL,
+        STEP_ALL - STEP_UP - STEP_UP_BIAS, STEP_ALL - STEP_ACTIVATED, STEP_ALL - STEP_ACTIVATED + STEP_IN_PLACE };
     struct id_hooks h;
     id_hooks_begin(&h, c);
     CHECK(cudaMemsetAsync(h.bad, 0, sizeof(int32_t), NULL) == cudaSuccess);
@@ -2638,18 +2946,20 @@ static void id_hooks_of(const struct id_case * c, int n_ops) {
     id_hooks_end(&h);
 }
 
-static const enum gcuda_type block_weights[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
-    GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
-    GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS,
-    GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M };
+static const enum gcuda_type block_weights[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1,
+    GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K,
+    GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
+    GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M };
 enum { N_BLOCK_WEIGHTS = 20 };
 
 TEST(launcher_of_experts_with_every_step) {
     for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
-        const struct id_case c = { block_weights[i], i % 3 == 0 ? 512 : 256, i % 2 ? 19 : 24, i % 2 ? ID_USED : 1, i % 4 < 2 };
+        const struct id_case c = { block_weights[i], i % 3 == 0 ? 512 : 256, i % 2 ? 19 : 24, i % 2 ? ID_USED : 1,
+            i % 4 < 2 };
         id_hooks_of(&c, i < 10 ? GCUDA_GLU_OP_COUNT : 1);
     }
-    const struct id_case others[] = { { GCUDA_TYPE_MXFP4, 96, 40, 1, false }, // rows at any byte; then several rounds and steps
+    // rows at any byte; then several rounds and steps
+    const struct id_case others[] = { { GCUDA_TYPE_MXFP4, 96, 40, 1, false },
         { GCUDA_TYPE_Q4_0, 2048 + 64, 150, ID_USED, true }, { GCUDA_TYPE_IQ3_S, 2048 + 256, 37, 1, false } };
     for (int i = 0; i < 3; ++i) { id_hooks_of(&others[i], 1); }
     clean();
@@ -2658,7 +2968,8 @@ TEST(launcher_of_experts_with_every_step) {
 TEST(launcher_of_experts_in_floats_with_every_step) {
     static const enum gcuda_type floats[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     for (int i = 0; i < 6; ++i) {
-        const struct id_case c = { floats[i % 3], i < 3 ? 264 : 2048 + 64, i < 3 ? 21 : 70, i % 2 ? 1 : ID_USED, i >= 3 };
+        const struct id_case c = { floats[i % 3], i < 3 ? 264 : 2048 + 64, i < 3 ? 21 : 70, i % 2 ? 1 : ID_USED,
+            i >= 3 };
         id_hooks_of(&c, GCUDA_GLU_OP_COUNT);
     }
     clean();
@@ -2669,13 +2980,14 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
     static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, 2), * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, 2), *w[GCUDA_MUL_MAT_GROUP],
+                        *y[2][GCUDA_MUL_MAT_GROUP];
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
         w[i] = gcuda_new_tensor_2d(p.ctx, type, k, rows[i]);
         for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, rows[i]); }
     }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
-    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], * q = args[1];
+    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], *q = args[1];
     memset(args, 0, sizeof args);
     fill(x, 1);
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
@@ -2690,15 +3002,18 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
         CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, NULL, NULL));
     }
     for (int n = 1; n <= GCUDA_MUL_MAT_GROUP; ++n) {
-        for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_backend_tensor_memset(y[1][i], 0x5a, 0, gcuda_nbytes(y[1][i]))); }
+        for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+            CHECK_OK(gcuda_backend_tensor_memset(y[1][i], 0x5a, 0, gcuda_nbytes(y[1][i])));
+        }
         const long before = sim_counts("cudaLaunchKernelEx");
         CHECK_OK(launch_group(GCUDA_MUL_MAT_VEC, q, n, NULL, NULL));
         CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 1);
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
         for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
-            float * want = floats_of(y[0][i]), * got = floats_of(y[1][i]);
+            float *want = floats_of(y[0][i]), *got = floats_of(y[1][i]);
             if (i >= n) { memset(want, 0x5a, gcuda_nbytes(y[0][i])); } // left alone
-            CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][i])) == 0, "%s, %d elements, product %d of %d", gcuda_type_name(type), (int) k, i, n);
+            CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][i])) == 0, "%s, %d elements, product %d of %d",
+                gcuda_type_name(type), (int) k, i, n);
             free(got);
             free(want);
         }
@@ -2728,7 +3043,8 @@ static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec 
             case 15: q[0].a.type = q[1].a.type = GCUDA_TYPE_I32; break;
             default: q[0].b.ne[0] = q[0].a.ne[0] -= 1, q[1].b.ne[0] = q[1].a.ne[0] -= 1; break;
         }
-        CHECK_MSG(launch_group(GCUDA_MUL_MAT_VEC, q, 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(type), i);
+        CHECK_MSG(launch_group(GCUDA_MUL_MAT_VEC, q, 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d",
+            gcuda_type_name(type), i);
         q[0] = keep[0], q[1] = keep[1];
     }
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before);
@@ -2746,8 +3062,8 @@ TEST(groups_of_floats_have_the_bits_of_each) {
     clean();
 }
 
-// Rows whose squares leave F32: with eps 0 a power of two on the source changes no bit of the result, alone and in front of a product
-// that has it rounded. Nodes one by one are held to float64 in test-ops (norm_ends).
+// Rows whose squares leave F32: with eps 0 a power of two on the source changes no bit of the result, alone and in
+// front of a product that has it rounded. Nodes one by one are held to float64 in test-ops (norm_ends).
 static void scale_leaf(struct gcuda_tensor * t, float factor) {
     float * v = floats_of(t);
     for (int64_t i = 0; i < gcuda_nelements(t); ++i) { v[i] *= factor; }
@@ -2755,11 +3071,13 @@ static void scale_leaf(struct gcuda_tensor * t, float factor) {
     free(v);
 }
 static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_product) {
-    static const float factors[4] = { 1.0f, 18446744073709551616.0f, 1.0f / 1208925819614629174706176.0f, 1.329227995784916e36f };
+    static const float factors[4] = { 1.0f, 18446744073709551616.0f, 1.0f / 1208925819614629174706176.0f,
+        1.329227995784916e36f };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, rows), * a = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n), * q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n % 32 == 0 ? n : 32, 24);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, rows), *a = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n),
+                        *q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n % 32 == 0 ? n : 32, 24);
     struct gcuda_tensor * y = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, has_add ? gcuda_add(p.ctx, x, a) : x, 0.0f), w);
     if (has_product) { y = gcuda_mul_mat(p.ctx, q, y); }
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
@@ -2777,7 +3095,8 @@ static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_p
             CHECK(((float *) (void *) want)[0] != 0.0f && ((float *) (void *) want)[1] != 0.0f);
             continue;
         }
-        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y)) == 0, "%d elements, %d rows, times %g: other bits", (int) n, (int) rows, (double) factors[i]);
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y)) == 0, "%d elements, %d rows, times %g: other bits", (int) n,
+            (int) rows, (double) factors[i]);
         free(got);
     }
     free(want);
@@ -2785,7 +3104,8 @@ static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_p
     gcuda_backend_free(backend);
 }
 TEST(rms_norm_and_mul_near_the_ends_of_f32) {
-    static const int64_t shapes[][2] = { { 4, 1 }, { 64, 40 }, { 67, 3 }, { 300, 5 }, { 1024, 1 }, { 1024, 3 }, { 4096, 1 }, { 16384, 1 }, { 5001, 2 } };
+    static const int64_t shapes[][2] = { { 4, 1 }, { 64, 40 }, { 67, 3 }, { 300, 5 }, { 1024, 1 }, { 1024, 3 },
+        { 4096, 1 }, { 16384, 1 }, { 5001, 2 } };
     for (int i = 0; i < 9; ++i) {
         for (int k = 0; k < 4; ++k) {
             const bool has_product = k > 1 && shapes[i][0] % 32 == 0;
@@ -2796,13 +3116,14 @@ TEST(rms_norm_and_mul_near_the_ends_of_f32) {
     clean();
 }
 
-// One column that norms leave as bytes, in the form that a type's products take, gives them the bits of the same column in floats.
-// Types of one form share a column.
+// One column that norms leave as bytes, in the form that a type's products take, gives them the bits of the same column
+// in floats. Types of one form share a column.
 static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_shared) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * scale = gcuda_dup_tensor(p.ctx, x), * column[2], * y[2][2];
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, 21), * up = gcuda_dup_tensor(p.ctx, a);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), *scale = gcuda_dup_tensor(p.ctx, x),
+                        *column[2], *y[2][2];
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, k, 21), *up = gcuda_dup_tensor(p.ctx, a);
     for (int i = 0; i < 2; ++i) {
         column[i] = gcuda_dup_tensor(p.ctx, x);
         for (int j = 0; j < 2; ++j) { y[i][j] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 21); }
@@ -2834,13 +3155,14 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
     }
     CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
     for (int j = 0; j < 2; ++j) {
-        float * want = floats_of(y[0][j]), * got = floats_of(y[1][j]), size = 0.0f;
+        float *want = floats_of(y[0][j]), *got = floats_of(y[1][j]), size = 0.0f;
         for (int i = 0; i < 21; ++i) { size += want[i] * want[i]; }
-        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][j])) == 0 && size > 0.0f, "%s, %d elements, way %d", gcuda_type_name(type), (int) k, j);
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][j])) == 0 && size > 0.0f, "%s, %d elements, way %d",
+            gcuda_type_name(type), (int) k, j);
         free(got);
         free(want);
     }
-    float * floats = floats_of(column[0]), * bytes = floats_of(column[1]);
+    float *floats = floats_of(column[0]), *bytes = floats_of(column[1]);
     CHECK(memcmp(floats, bytes, gcuda_nbytes(x)) != 0);
     free(bytes);
     free(floats);
@@ -2848,16 +3170,19 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
     gcuda_backend_free(backend);
 }
 
-// Rows of 1024 elements are taken in pairs where they are even in number: against parts of odd numbers of rows, with every kind of end, a
-// matrix of one round of rows and of several, columns as floats and as bytes.
+// Rows of 1024 elements are taken in pairs where they are even in number: against parts of odd numbers of rows, with
+// every kind of end, a matrix of one round of rows and of several, columns as floats and as bytes.
 enum pair_end { PAIR_ALONE, PAIR_ROW, PAIR_GLU, PAIR_STEPS, N_PAIR_ENDS };
-static struct gcuda_mul_mat_epilogue pair_epilogue(enum pair_end end, const struct gcuda_tensor * up, const struct gcuda_tensor * row, int64_t first) {
+static struct gcuda_mul_mat_epilogue pair_epilogue(
+    enum pair_end end, const struct gcuda_tensor * up, const struct gcuda_tensor * row, int64_t first) {
     struct gcuda_mul_mat_epilogue e;
     memset(&e, 0, sizeof e);
     struct gcuda_array part = gcudai_array(row);
     part.data = (char *) part.data + first * 4;
     if (end == PAIR_ROW || end == PAIR_STEPS) { e.residual = part; }
-    if (end == PAIR_STEPS) { e.factor = part, e.is_activated = true, e.glu = GCUDA_GLU_OP_GEGLU, e.is_scaled = true, e.scale = 0.5f; }
+    if (end == PAIR_STEPS) {
+        e.factor = part, e.is_activated = true, e.glu = GCUDA_GLU_OP_GEGLU, e.is_scaled = true, e.scale = 0.5f;
+    }
     if (end == PAIR_GLU) { e.up = (const char *) up->data + first * (int64_t) up->nb[1], e.glu = GCUDA_GLU_OP_SWIGLU; }
     return e;
 }
@@ -2865,9 +3190,11 @@ static struct gcuda_mul_mat_epilogue pair_epilogue(enum pair_end end, const stru
 static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared, bool is_prequantized) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024), * one = gcuda_dup_tensor(p.ctx, x), * column = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, 1024, m), * up = gcuda_dup_tensor(p.ctx, a);
-    struct gcuda_tensor * row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m), * y[2] = { gcuda_dup_tensor(p.ctx, row), gcuda_dup_tensor(p.ctx, row) };
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024), *one = gcuda_dup_tensor(p.ctx, x),
+                        *column = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, 1024, m), *up = gcuda_dup_tensor(p.ctx, a);
+    struct gcuda_tensor *row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m),
+                        *y[2] = { gcuda_dup_tensor(p.ctx, row), gcuda_dup_tensor(p.ctx, row) };
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     fill(x, 1);
     fill(one, 2);
@@ -2886,7 +3213,8 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
                 const int64_t from = whole ? 0 : first[i], to = whole ? m : first[i + 1];
                 struct gcuda_mul_mat_args args;
                 memset(&args, 0, sizeof args);
-                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]), args.is_prequantized = is_prequantized;
+                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]),
+                args.is_prequantized = is_prequantized;
                 args.a.ne[1] = args.y.ne[0] = to - from;
                 args.a.data = (char *) args.a.data + from * (int64_t) args.a.nb[1];
                 args.y.data = (char *) args.y.data + from * 4;
@@ -2898,9 +3226,10 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
             }
         }
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
-        float * want = floats_of(y[0]), * got = floats_of(y[1]), size = 0.0f;
+        float *want = floats_of(y[0]), *got = floats_of(y[1]), size = 0.0f;
         for (int64_t i = 0; i < m; ++i) { size += want[i] * want[i]; }
-        CHECK_MSG(memcmp(want, got, gcuda_nbytes(row)) == 0 && size > 0.0f, "%s, %d rows, end %d", gcuda_type_name(type), (int) m, end);
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(row)) == 0 && size > 0.0f, "%s, %d rows, end %d",
+            gcuda_type_name(type), (int) m, end);
         free(got);
         free(want);
     }
@@ -2929,7 +3258,8 @@ TEST(columns_in_the_form_of_a_type_give_the_bits_of_floats) {
         for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) { is_block = is_block || (int) block_weights[i] == type; }
         CHECK_MSG((vec_layout_of((enum gcuda_type) type).form != 0) == is_block, "type %d", type);
     }
-    CHECK(vec_layout_of(GCUDA_TYPE_Q4_0).form != vec_layout_of(GCUDA_TYPE_Q4_1).form); // whose blocks have a least value
+    // whose blocks have a least value
+    CHECK(vec_layout_of(GCUDA_TYPE_Q4_0).form != vec_layout_of(GCUDA_TYPE_Q4_1).form);
     clean();
 }
 
@@ -2964,13 +3294,14 @@ static void build_chain(struct build * b) {
     const int v = b->variant;
     const enum gcuda_type type = v % 3 == 1 ? GCUDA_TYPE_F16 : v % 3 == 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F32;
     const int64_t n = v / 3 % 2 ? 37 : 40;
-    struct gcuda_tensor * x = gcuda_new_tensor_3d(c, type, n, 5, 3), * y = x;
+    struct gcuda_tensor *x = gcuda_new_tensor_3d(c, type, n, 5, 3), *y = x;
     // operands of the chain's type, but for some: of F32, or in case 10 of the two other types
-    static const enum gcuda_type others[3][2] = { { GCUDA_TYPE_F16, GCUDA_TYPE_BF16 }, { GCUDA_TYPE_BF16, GCUDA_TYPE_F32 },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F16 } };
-    const enum gcuda_type of_same = v / 6 == 10 ? others[v % 3][0] : type, of_row = v / 6 == 10 ? others[v % 3][1] : GCUDA_TYPE_F32;
-    struct gcuda_tensor * same = gcuda_new_tensor_3d(c, of_same, n, 5, 3), * row = gcuda_new_tensor_1d(c, of_row, n),
-                        * one = gcuda_new_tensor_1d(c, of_row, 1);
+    static const enum gcuda_type others[3][2] = { { GCUDA_TYPE_F16, GCUDA_TYPE_BF16 },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32 }, { GCUDA_TYPE_F32, GCUDA_TYPE_F16 } };
+    const enum gcuda_type of_same = v / 6 == 10 ? others[v % 3][0] : type,
+                          of_row = v / 6 == 10 ? others[v % 3][1] : GCUDA_TYPE_F32;
+    struct gcuda_tensor *same = gcuda_new_tensor_3d(c, of_same, n, 5, 3), *row = gcuda_new_tensor_1d(c, of_row, n),
+                        *one = gcuda_new_tensor_1d(c, of_row, 1);
     switch (v / 6) {
         case 0: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, x, same), row), one); break;
         case 1: y = gcuda_mul(c, gcuda_mul(c, x, row), same); break;
@@ -2979,18 +3310,25 @@ static void build_chain(struct build * b) {
         case 4: y = gcuda_scale(c, gcuda_tanh(c, gcuda_scale(c, x, 0.1f)), 30.0f); break;
         case 5: y = gcuda_sqr(c, gcuda_relu(c, x)); break;
         case 6: y = gcuda_sub(c, same, gcuda_div(c, same, gcuda_exp(c, gcuda_leaky_relu(c, x, 0.1f, false)))); break;
-        case 7: y = gcuda_sqrt(c, gcuda_abs(c, gcuda_sub(c, gcuda_neg(c, gcuda_scale_bias(c, x, 2.0f, 1.0f)), row))); break;
+        case 7:
+            y = gcuda_sqrt(c, gcuda_abs(c, gcuda_sub(c, gcuda_neg(c, gcuda_scale_bias(c, x, 2.0f, 1.0f)), row)));
+            break;
         case 8: y = gcuda_clamp(c, gcuda_gelu(c, gcuda_gelu_erf(c, x)), -0.5f, 0.5f); break;
         case 9: y = gcuda_add_inplace(c, gcuda_scale(c, x, 3.0f), same); break;
         case 10: y = gcuda_mul(c, gcuda_sub(c, gcuda_add(c, x, same), row), one); break;
-        case 11: y = gcuda_mul(c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same); break;
+        case 11:
+            y = gcuda_mul(
+                c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same);
+            break;
         case 12: // operands of one row, or of one element a row, in some dimensions
-            y = gcuda_add(c, gcuda_mul(c, x, gcuda_new_tensor_3d(c, type, n, 5, 1)), gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, n, 1, 3));
+            y = gcuda_add(c, gcuda_mul(c, x, gcuda_new_tensor_3d(c, type, n, 5, 1)),
+                gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, n, 1, 3));
             y = gcuda_div(c, gcuda_sub(c, y, gcuda_new_tensor_3d(c, type, 1, 5, 3)), one);
             break;
         default: // that repeat several rows, in a result of more than one block
             x = gcuda_new_tensor_4d(c, type, 8 * n, 10, 6, 2);
-            y = gcuda_mul(c, gcuda_add(c, x, gcuda_new_tensor_4d(c, type, 8 * n, 5, 6, 1)), gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, 8 * n, 2, 3));
+            y = gcuda_mul(c, gcuda_add(c, x, gcuda_new_tensor_4d(c, type, 8 * n, 5, 6, 1)),
+                gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, 8 * n, 2, 3));
             y = gcuda_sub(c, gcuda_relu(c, y), gcuda_new_tensor_3d(c, type, 1, 10, 2));
             break;
     }
@@ -3047,13 +3385,15 @@ static struct sums sums_of(int variant) {
 }
 enum { N_SUMS = 6 * 20 };
 
-static struct gcuda_tensor * sum_of(struct gcuda_context * c, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type) {
+static struct gcuda_tensor * sum_of(
+    struct gcuda_context * c, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type) {
     return a->type == type ? gcuda_add(c, a, b) : gcuda_add_cast(c, a, b, type);
 }
 
 static void build_sums(struct build * b) {
     const struct sums s = sums_of(b->variant);
-    const int64_t ne[5][3] = { { s.ne0, 6, 3 }, { s.ne0, 1, 1 }, { 1, 1, 1 }, { s.ne0, 3, 1 }, { s.ne0 == 40 ? 8 : 1, 6, 1 } };
+    const int64_t ne[5][3] = { { s.ne0, 6, 3 }, { s.ne0, 1, 1 }, { 1, 1, 1 }, { s.ne0, 3, 1 },
+        { s.ne0 == 40 ? 8 : 1, 6, 1 } };
     const int64_t * of_b = ne[s.shape];
     struct gcuda_tensor * y = gcuda_new_tensor_3d(b->ctx, s.a, s.ne0, 6, 3);
     for (int i = 0; i < s.n; ++i) {
@@ -3079,10 +3419,12 @@ TEST(sums_of_all_types_are_one_launch) {
 static void build_wider(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), * z = f32(b, 40, 4, 1), * y = x;
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), *z = f32(b, 40, 4, 1), *y = x;
     switch (v) {
-        case 0: y = gcuda_mul(c, gcuda_silu(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)), z); break;      // other steps after it
-        case 1: y = gcuda_sub(c, z, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)); break;                     // as the second operand
+        // other steps after it
+        case 0: y = gcuda_mul(c, gcuda_silu(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)), z); break;
+        // as the second operand
+        case 1: y = gcuda_sub(c, z, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)); break;
         case 2: // from a view with gaps between rows
             x = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 56, 4), 40, 4, 112, 16);
             y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), z);
@@ -3091,24 +3433,31 @@ static void build_wider(struct build * b) {
             x = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 56, 4), 40, 4, 112, 8);
             y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), z);
             break;
-        case 4: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), x); break;                     // of 16 bits again, as a term
-        case 5: y = gcuda_add(c, gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32), z); break;    // F16 first: from the second on
-        default: y = gcuda_add_cast(c, gcuda_add(c, gcuda_add(c, x, z), z), z, GCUDA_TYPE_F32); break;   // F32 last: but the last
+        // of 16 bits again, as a term
+        case 4: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), x); break;
+        // F16 first: from the second on
+        case 5: y = gcuda_add(c, gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32), z); break;
+        // F32 last: but the last
+        default: y = gcuda_add_cast(c, gcuda_add(c, gcuda_add(c, x, z), z), z, GCUDA_TYPE_F32); break;
     }
     out(b, y);
 }
 static void build_wider_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), * z = f32(b, 40, 4, 1), * y = x;
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), *z = f32(b, 40, 4, 1), *y = x;
     switch (b->variant) {
-        case 0: y = gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32); break;                          // in the second step
-        case 1: y = gcuda_add(c, gcuda_cast(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), GCUDA_TYPE_F16), x); break; // back again
+        // in the second step
+        case 0: y = gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32); break;
+        // back again
+        case 1: y = gcuda_add(c, gcuda_cast(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), GCUDA_TYPE_F16), x); break;
         case 2: // F16, then BF16
             y = gcuda_add_cast(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_BF16), z, GCUDA_TYPE_F16);
             break;
-        case 3: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_BF16), z); break;                         // not F32
-        case 4: // blocks
-            y = gcuda_add(c, gcuda_add_cast(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q8_0, 64, 4), f32(b, 64, 4, 1), GCUDA_TYPE_F32), f32(b, 64, 1, 1));
+        case 3: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_BF16), z); break; // not F32
+        case 4:                                                                       // blocks
+            y = gcuda_add(c,
+                gcuda_add_cast(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q8_0, 64, 4), f32(b, 64, 4, 1), GCUDA_TYPE_F32),
+                f32(b, 64, 1, 1));
             break;
         case 5: // somebody's result
             y = gcuda_add_cast(c, x, z, GCUDA_TYPE_F32);
@@ -3116,7 +3465,8 @@ static void build_wider_not(struct build * b) {
             out(b, y);
             y = gcuda_add(c, y, z);
             break;
-        default: y = gcuda_sqr(c, gcuda_cast(c, x, GCUDA_TYPE_F32)); break;                                   // not a sum
+        // not a sum
+        default: y = gcuda_sqr(c, gcuda_cast(c, x, GCUDA_TYPE_F32)); break;
     }
     out(b, y);
 }
@@ -3132,16 +3482,33 @@ TEST(sums_of_16_bits_in_f32) {
 static void build_chain_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, 24, 4, 1), * z = f32(b, 24, 4, 1), * y = NULL;
+    struct gcuda_tensor *x = f32(b, 24, 4, 1), *z = f32(b, 24, 4, 1), *y = NULL;
     switch (v) {
-        case 0: y = gcuda_add(c, x, z); gcuda_set_output(y); out(b, gcuda_mul(c, y, z)); out(b, y); break; // somebody's result
-        case 1: y = gcuda_add(c, x, z); out(b, gcuda_mul(c, y, y)); break;                                 // read twice
-        case 2: y = gcuda_add(c, x, z); out(b, gcuda_mul(c, y, z)); out(b, gcuda_scale(c, y, 2.0f)); break; // by another
-        case 3: out(b, gcuda_mul(c, gcuda_scale_inplace(c, x, 2.0f), z)); break; // in memory of others
-        case 4: out(b, gcuda_add(c, f32(b, 24, 4, 2), gcuda_add(c, x, z))); break; // the value repeats
+        // somebody's result
+        case 0:
+            y = gcuda_add(c, x, z);
+            gcuda_set_output(y);
+            out(b, gcuda_mul(c, y, z));
+            out(b, y);
+            break;
+        case 1:
+            y = gcuda_add(c, x, z);
+            out(b, gcuda_mul(c, y, y));
+            break; // read twice
+        // by another
+        case 2:
+            y = gcuda_add(c, x, z);
+            out(b, gcuda_mul(c, y, z));
+            out(b, gcuda_scale(c, y, 2.0f));
+            break;
+        case 3: out(b, gcuda_mul(c, gcuda_scale_inplace(c, x, 2.0f), z)); break;                  // in memory of others
+        case 4: out(b, gcuda_add(c, f32(b, 24, 4, 2), gcuda_add(c, x, z))); break;                // the value repeats
         case 5: out(b, gcuda_scale(c, gcuda_reshape_1d(c, gcuda_add(c, x, z), 96), 2.0f)); break; // another shape
-        case 6: out(b, gcuda_sin(c, gcuda_cos(c, x))); break; // not in the list
-        default: out(b, gcuda_scale(c, gcuda_cast(c, gcuda_scale(c, x, 2.0f), GCUDA_TYPE_F16), 0.5f)); break; // another type
+        case 6:
+            out(b, gcuda_sin(c, gcuda_cos(c, x)));
+            break; // not in the list
+        // another type
+        default: out(b, gcuda_scale(c, gcuda_cast(c, gcuda_scale(c, x, 2.0f), GCUDA_TYPE_F16), 0.5f)); break;
     }
 }
 
@@ -3159,7 +3526,8 @@ static void build_ssm_conv(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t taps = v == 1 ? 3 : v == 2 ? 5 : v == 3 ? 40 : 4, tokens = v == 4 ? 1 : v == 5 ? 140 : 20;
-    struct gcuda_tensor * y = gcuda_ssm_conv(c, f32(b, tokens + taps - 1, CHANNELS, v == 4 ? 1 : 2), f32(b, taps, CHANNELS, 1));
+    struct gcuda_tensor * y =
+        gcuda_ssm_conv(c, f32(b, tokens + taps - 1, CHANNELS, v == 4 ? 1 : 2), f32(b, taps, CHANNELS, 1));
     if (v == 4) { y = gcuda_add(c, f32(b, CHANNELS, 1, 1), y); }
     if (v == 5) { y = gcuda_add(c, y, f32(b, CHANNELS, 1, 1)); }
     out(b, v == 2 ? gcuda_silu_inplace(c, y) : gcuda_silu(c, y));
@@ -3174,12 +3542,16 @@ static void build_ssm_conv_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     struct gcuda_tensor * sx = gcuda_new_tensor_3d(c, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, 13, CHANNELS, 2);
-    struct gcuda_tensor * conv = gcuda_ssm_conv(c, sx, f32(b, 4, CHANNELS, 1)), * y = conv, * bias = f32(b, CHANNELS, 1, 1);
+    struct gcuda_tensor *conv = gcuda_ssm_conv(c, sx, f32(b, 4, CHANNELS, 1)), *y = conv,
+                        *bias = f32(b, CHANNELS, 1, 1);
     switch (v) {
         case 1: gcuda_set_output(conv); break;
         case 2: y = gcuda_reshape_2d(c, conv, CHANNELS, 20); break;
         case 3: y = gcuda_add_inplace(c, conv, bias); break; // a view of the other
-        case 4: y = gcuda_add(c, conv, bias); gcuda_set_output(y); break;
+        case 4:
+            y = gcuda_add(c, conv, bias);
+            gcuda_set_output(y);
+            break;
         case 5: y = gcuda_add(c, conv, bias); break;
         case 6: y = gcuda_add(c, conv, conv); break;
         case 7: y = gcuda_add(c, conv, f32(b, CHANNELS, 10, 1)); break; // other biases for every token
@@ -3199,16 +3571,17 @@ TEST(ssm_conv_and_silu_stay_apart) {
     clean();
 }
 
-// Blocks read inputs, weights and bias that others need too: the result must lie elsewhere, be it of the same layout (one weight,
-// as many tokens as channels). Its own values' places are free.
+// Blocks read inputs, weights and bias that others need too: the result must lie elsewhere, be it of the same layout
+// (one weight, as many tokens as channels). Its own values' places are free.
 TEST(ssm_conv_does_not_write_over_what_it_reads) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
-    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 32), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 1, 32),
-        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 32) };
-    struct gcuda_tensor * conv = gcuda_ssm_conv(p.ctx, in[0], in[1]), * sum = gcuda_add(p.ctx, conv, in[2]), * y = gcuda_silu(p.ctx, sum);
+    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 32),
+        gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 1, 32), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 32) };
+    struct gcuda_tensor *conv = gcuda_ssm_conv(p.ctx, in[0], in[1]), *sum = gcuda_add(p.ctx, conv, in[2]),
+                        *y = gcuda_silu(p.ctx, sum);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
@@ -3216,8 +3589,11 @@ TEST(ssm_conv_does_not_write_over_what_it_reads) {
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, conv, base + 24576));
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, sum, base + 32768));
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, y, base + 40960));
-    static const struct { int at; const char * names; } places[] = { { 40960, "ssm_conv + silu" }, { 0, "chain" }, { 512, "chain" },
-        { 8192, "chain" }, { 16384, "" }, { 16384 - 4096, "ssm_conv + silu" }, { 24576, "ssm_conv + silu" }, { 32768, "ssm_conv + silu" } };
+    static const struct {
+        int at;
+        const char * names;
+    } places[] = { { 40960, "ssm_conv + silu" }, { 0, "chain" }, { 512, "chain" }, { 8192, "chain" }, { 16384, "" },
+        { 16384 - 4096, "ssm_conv + silu" }, { 24576, "ssm_conv + silu" }, { 32768, "ssm_conv + silu" } };
     for (int i = 0; i < 8; ++i) {
         static float want[32 * 32], got[32 * 32];
         y->data = base + places[i].at;
@@ -3248,7 +3624,8 @@ static void launch_ssm_conv_once(enum gcuda_type type, int64_t taps, int64_t tok
     struct gcuda_tensor * x = gcuda_new_tensor_3d(p.ctx, type, tokens + taps - 1, CHANNELS, 2);
     struct gcuda_tensor * c = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, taps, CHANNELS);
     struct gcuda_tensor * bias = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 2, CHANNELS); // every second one
-    struct gcuda_tensor * y = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, CHANNELS, tokens, 2), * all[4] = { x, c, bias, y };
+    struct gcuda_tensor *y = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, CHANNELS, tokens, 2),
+                        *all[4] = { x, c, bias, y };
     float * f[4];
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     for (int i = 0; i < 4; ++i) {
@@ -3256,7 +3633,9 @@ static void launch_ssm_conv_once(enum gcuda_type type, int64_t taps, int64_t tok
         f[i] = (float *) malloc((size_t) gcuda_nelements(all[i]) * sizeof(float));
         fill(all[i], i);
         CHECK_OK(gcuda_backend_tensor_get(all[i], data, 0, gcuda_nbytes(all[i])));
-        for (int64_t k = 0; k < gcuda_nelements(all[i]); ++k) { f[i][k] = gcudai_float_at(all[i]->type, (char *) data + (size_t) k * gcuda_type_size(all[i]->type)); }
+        for (int64_t k = 0; k < gcuda_nelements(all[i]); ++k) {
+            f[i][k] = gcudai_float_at(all[i]->type, (char *) data + (size_t) k * gcuda_type_size(all[i]->type));
+        }
         free(data);
     }
     struct gcuda_ssm_conv_args args;
@@ -3272,13 +3651,17 @@ static void launch_ssm_conv_once(enum gcuda_type type, int64_t taps, int64_t tok
     CHECK_OK(gcuda_backend_tensor_get(y, f[3], 0, gcuda_nbytes(y)));
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < gcuda_nelements(y); ++i) {
-        const int64_t channel = i % CHANNELS, token = i / CHANNELS % tokens, row = i / CHANNELS / tokens * CHANNELS + channel;
+        const int64_t channel = i % CHANNELS, token = i / CHANNELS % tokens,
+                      row = i / CHANNELS / tokens * CHANNELS + channel;
         double sum = has_bias ? (double) f[2][2 * channel] : 0.0;
-        for (int64_t k = 0; k < taps; ++k) { sum += (double) f[0][row * (tokens + taps - 1) + token + k] * (double) f[1][channel * taps + k]; }
+        for (int64_t k = 0; k < taps; ++k) {
+            sum += (double) f[0][row * (tokens + taps - 1) + token + k] * (double) f[1][channel * taps + k];
+        }
         const double want = is_activated ? sum / (1.0 + exp(-sum)) : sum, d = want - (double) f[3][i];
         error += d * d, size += want * want;
     }
-    CHECK_MSG(error <= 1e-12 * size, "%s, %d taps, %d tokens: error %g", gcuda_type_name(type), (int) taps, (int) tokens, error / size);
+    CHECK_MSG(error <= 1e-12 * size, "%s, %d taps, %d tokens: error %g", gcuda_type_name(type), (int) taps,
+        (int) tokens, error / size);
     for (int i = 0; i < 4; ++i) { free(f[i]); }
     place_end(&p);
     gcuda_backend_free(backend);
@@ -3299,10 +3682,12 @@ TEST(ssm_conv_launcher_with_bias_and_silu) {
 // =====================================================================================================================
 // >>columns   norms that leave their result in the activation layout of the products after them
 // =====================================================================================================================
+// clang-format off
 enum column_readers {
     C_ONE, C_GROUP, C_GATE, C_RESIDUAL, C_SUM, C_TWO_STEPS, // they do
     C_SCALE, C_OUTPUT, C_COLUMNS, C_FORMS, C_FLOATS, C_IDS, C_VIEW, C_OPERAND, C_INPLACE // somebody wants floats
 };
+// clang-format on
 struct column_case {
     enum gcuda_type type;
     int64_t k;
@@ -3312,12 +3697,10 @@ struct column_case {
 };
 #define C_NORM "rms_norm + mul"
 static const struct column_case column_cases[] = {
-    { GCUDA_TYPE_Q4_0, 768, C_ONE, 1, C_NORM },
-    { GCUDA_TYPE_Q4_0, 4096, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_Q4_0, 768, C_ONE, 1, C_NORM }, { GCUDA_TYPE_Q4_0, 4096, C_ONE, 1, C_NORM },
     { GCUDA_TYPE_Q4_0, 5024, C_ONE, 1, C_NORM }, // the last step has 928
     { GCUDA_TYPE_Q4_0, 736, C_ONE, 0, C_NORM },  // no room
-    { GCUDA_TYPE_IQ4_NL, 1024, C_ONE, 1, C_NORM },
-    { GCUDA_TYPE_Q6_K, 2304, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_IQ4_NL, 1024, C_ONE, 1, C_NORM }, { GCUDA_TYPE_Q6_K, 2304, C_ONE, 1, C_NORM },
     { GCUDA_TYPE_IQ3_S, 1024, C_ONE, 1, C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
     { GCUDA_TYPE_IQ3_S, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
@@ -3325,34 +3708,33 @@ static const struct column_case column_cases[] = {
     { GCUDA_TYPE_Q4_0, 1024, C_RESIDUAL, 1, C_NORM ", mul_mat + steps" },
     { GCUDA_TYPE_Q4_0, 1024, C_SUM, 1, "add + " C_NORM },
     { GCUDA_TYPE_Q4_0, 1024, C_TWO_STEPS, 1, C_NORM ", mul_mat + steps" },
-    { GCUDA_TYPE_Q4_0, 1024, C_SCALE, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
-    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, "norm + router" },
-    { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },
+    { GCUDA_TYPE_Q4_0, 1024, C_SCALE, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
+    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, "norm + router" }, { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },
     { GCUDA_TYPE_Q4_0, 1024, C_INPLACE, 0, C_NORM }, // the result has the norm's memory
 };
 
 static void build_column(struct build * b) {
     const struct column_case * c = &column_cases[b->variant];
     const int64_t n = c->readers == C_COLUMNS ? 2 : 1, m = c->readers == C_OPERAND ? c->k : 40;
-    struct gcuda_tensor * x = f32(b, c->k, n, 1), * w = f32(b, c->k, 1, 1), * a[3];
+    struct gcuda_tensor *x = f32(b, c->k, n, 1), *w = f32(b, c->k, 1, 1), *a[3];
     for (int i = 0; i < 3; ++i) {
         const enum gcuda_type type = i == 1 && c->readers == C_FORMS ? GCUDA_TYPE_Q8_0 : c->type;
         a[i] = gcuda_new_tensor_3d(b->ctx, type, c->k, m, c->readers == C_IDS ? 2 : 1);
     }
-    struct gcuda_tensor * sum = c->readers == C_SUM ? gcuda_add(b->ctx, x, f32(b, c->k, 1, 1)) : x, * norm = gcuda_rms_norm(b->ctx, sum, 1e-5f);
+    struct gcuda_tensor *sum = c->readers == C_SUM ? gcuda_add(b->ctx, x, f32(b, c->k, 1, 1)) : x,
+                        *norm = gcuda_rms_norm(b->ctx, sum, 1e-5f);
     struct gcuda_tensor * y = c->readers == C_INPLACE ? gcuda_mul_inplace(b->ctx, norm, w) : gcuda_mul(b->ctx, norm, w);
     if (c->readers == C_IDS) {
         out(b, gcuda_mul_mat_id(b->ctx, a[0], y, gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 2)));
         return;
     }
     if (c->readers == C_OUTPUT) { gcuda_set_output(y); }
-    struct gcuda_tensor * p = gcuda_mul_mat(b->ctx, a[0], c->readers == C_VIEW ? gcuda_reshape_2d(b->ctx, y, c->k, 1) : y);
-    const bool has_two = c->readers == C_GROUP || c->readers == C_GATE || c->readers == C_FORMS || c->readers == C_TWO_STEPS;
+    struct gcuda_tensor * p =
+        gcuda_mul_mat(b->ctx, a[0], c->readers == C_VIEW ? gcuda_reshape_2d(b->ctx, y, c->k, 1) : y);
+    const bool has_two =
+        c->readers == C_GROUP || c->readers == C_GATE || c->readers == C_FORMS || c->readers == C_TWO_STEPS;
     struct gcuda_tensor * q = has_two ? gcuda_mul_mat(b->ctx, a[1], y) : NULL;
     if (c->readers == C_TWO_STEPS) { q = gcuda_silu(b->ctx, q); }
     if (c->readers == C_GATE) { p = gcuda_swiglu_split(b->ctx, p, q); }
@@ -3386,8 +3768,10 @@ TEST(norms_leave_floats_for_products_in_tiles) {
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
         struct place p = place_begin();
         const int64_t k = 1024, m = 40;
-        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k);
-        struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, k, m), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m);
+        struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k),
+                            *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k);
+        struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, k, m),
+                            *bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m);
         struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), w));
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, gcuda_add(p.ctx, y, bias)));
@@ -3404,7 +3788,8 @@ TEST(norms_leave_floats_for_products_in_tiles) {
     clean();
 }
 
-// The product's step alone is made anew, and still knows what it reads; then the norm has no room at multiples of sixteen bytes.
+// The product's step alone is made anew, and still knows what it reads; then the norm has no room at multiples of
+// sixteen bytes.
 TEST(a_plan_that_follows_knows_its_columns) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -3413,9 +3798,11 @@ TEST(a_plan_that_follows_knows_its_columns) {
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 17);
     struct place p = place_begin();
     enum { N_IN = 1024, N_OUT = 64 };
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, N_IN, N_OUT), * norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
-    struct gcuda_tensor * y = gcuda_mul(p.ctx, norm, w), * z = gcuda_mul_mat(p.ctx, a, y);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN),
+                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN);
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, N_IN, N_OUT),
+                        *norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
+    struct gcuda_tensor *y = gcuda_mul(p.ctx, norm, w), *z = gcuda_mul_mat(p.ctx, a, y);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, z));
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
@@ -3426,7 +3813,8 @@ TEST(a_plan_that_follows_knows_its_columns) {
     float want[N_OUT], got[N_OUT];
     for (int round = 0; round < 4; ++round) {
         z->data = round == 1 ? base + 8192 * 4 + 1024 : z->data;
-        y->data = round == 2 ? x->data : round == 3 ? base + 8192 * 3 + 4 : y->data; // in place, then nowhere near sixteen
+        // in place, then nowhere near sixteen
+        y->data = round == 2 ? x->data : round == 3 ? base + 8192 * 3 + 4 : y->data;
         CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
         CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), round < 3);
         fill(x, 1), fill(w, 2), fill(a, 3);
@@ -3460,8 +3848,10 @@ static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan 
         if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_GLU_PRODUCT) {
             const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).form;
             w->has_steps = s->args.glu_mul_mat.products.has_epilogue;
-            CHECK(form != 0 && s->args.glu_mul_mat.glu.form == form && (s->overlap != GCUDA_OVERLAP_NONE || GCUDA_SIM_CC < 900));
-            CHECK(s->scratch_bytes >= product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).bytes);
+            CHECK(form != 0 && s->args.glu_mul_mat.glu.form == form &&
+                  (s->overlap != GCUDA_OVERLAP_NONE || GCUDA_SIM_CC < 900));
+            CHECK(
+                s->scratch_bytes >= product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).bytes);
             CHECK(s->args.glu_mul_mat.products.of.args->max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
         }
     }
@@ -3484,7 +3874,8 @@ static void wide_gives(builder make, int variant, const char * names, int n_norm
     struct wide_plan got;
     wide(make, variant, true, false, &got);
     CHECK_MSG(strcmp(got.names, names) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, got.names, names);
-    CHECK_MSG(got.n_norms == n_norms && got.n_rounded == n_rounded, "variant %d: %d norms, %d readers", variant, got.n_norms, got.n_rounded);
+    CHECK_MSG(got.n_norms == n_norms && got.n_rounded == n_rounded, "variant %d: %d norms, %d readers", variant,
+        got.n_norms, got.n_rounded);
 }
 
 enum { GATED = 64 }; // columns
@@ -3492,10 +3883,14 @@ enum { GATED = 64 }; // columns
 static void build_gate(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t k = v == 2 || v == 3 ? 16384 : v == 12 ? 4096 + 128 : 4096, m = v == 2 || v == 3 ? 4352 : 4096, n = v == 13 ? 16 : GATED;
+    const int64_t k = v == 2 || v == 3 ? 16384
+                      : v == 12        ? 4096 + 128
+                                       : 4096,
+                  m = v == 2 || v == 3 ? 4352 : 4096, n = v == 13 ? 16 : GATED;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_Q4_1 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, v == 1 ? 2 * k : k, n, v == 15 ? 2 : 1), * g = v == 14 ? gcuda_view_2d(c, f32(b, k + 8, n, 1), k, n, (size_t) (k + 8) * 4, 4) : x;
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(c, type, k, m), * glu;
+    struct gcuda_tensor *x = f32(b, v == 1 ? 2 * k : k, n, v == 15 ? 2 : 1),
+                        *g = v == 14 ? gcuda_view_2d(c, f32(b, k + 8, n, 1), k, n, (size_t) (k + 8) * 4, 4) : x;
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(c, type, k, m), *glu;
     if (v == 10) {
         x = g = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n);
     } else if (v != 1 && v != 14) {
@@ -3548,12 +3943,14 @@ TEST(a_gate_stays_apart_from_split_weights) {
         gcuda_backend_t backend = gcuda_backend_cuda_init(0);
         struct place weight = place_begin(), p = place_begin();
         struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, 4096, 4096);
-        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED), * g = gcuda_dup_tensor(p.ctx, x);
+        struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED),
+                            *g = gcuda_dup_tensor(p.ctx, x);
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, w, gcuda_swiglu_split(p.ctx, x, g))));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
-        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
-                                                                                        : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+            weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
+                                  : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
         REQUIRE(weight.buffer != NULL);
         ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
@@ -3574,14 +3971,15 @@ static void build_wide_norm(struct build * b) {
     const int v = b->variant;
     const int64_t k = v == 11 ? 4096 + 128 : 4096, n = v == 8 ? 31 : v == 9 ? 17 : v == 10 ? 16 : v == 0 ? 32 : GATED;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_Q4_1 : v == 12 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor * x = f32(b, v == 14 ? k + 8 : k, n, 1), * weight = f32(b, k, 1, 1), * p[3];
+    struct gcuda_tensor *x = f32(b, v == 14 ? k + 8 : k, n, 1), *weight = f32(b, k, 1, 1), *p[3];
     if (v == 14) { x = gcuda_view_2d(c, x, k, n, x->nb[1], 4); } // not at 16 bytes
     if (v == 3) {
         x = gcuda_add(c, x, f32(b, k, n, 1));
         gcuda_set_output(x);
         out(b, x);
     }
-    struct gcuda_tensor * norm = gcuda_rms_norm(c, x, 1e-5f), * y = v == 4 ? gcuda_mul_inplace(c, norm, weight) : gcuda_mul(c, norm, weight);
+    struct gcuda_tensor *norm = gcuda_rms_norm(c, x, 1e-5f),
+                        *y = v == 4 ? gcuda_mul_inplace(c, norm, weight) : gcuda_mul(c, norm, weight);
     if (v == 5) {
         gcuda_set_output(y);
         out(b, y);
@@ -3589,7 +3987,8 @@ static void build_wide_norm(struct build * b) {
     if (v == 7) { y = gcuda_reshape_2d(c, y, k, n); }
     const int n_products = v == 1 || v == 3 ? 3 : v == 2 || v == 13 ? 2 : 1;
     for (int i = 0; i < n_products; ++i) {
-        const int64_t m = i == 0 ? 4096 : v == 13 ? 8 : 1024 << (i == 1 && v == 2 ? 2 : 0); // 8 rows: another way, that reads floats
+        // 8 rows: another way, that reads floats
+        const int64_t m = i == 0 ? 4096 : v == 13 ? 8 : 1024 << (i == 1 && v == 2 ? 2 : 0);
         p[i] = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), y);
         out(b, v == 2 ? gcuda_neg(c, p[i]) : p[i]); // something between products
     }
@@ -3616,9 +4015,11 @@ TEST(norms_round_for_products_on_warp_groups) {
 // A decoder block without its attention: nine launches, of twelve that it would be.
 static void build_block(struct build * b) {
     struct gcuda_context * c = b->ctx;
-    struct gcuda_tensor * x = f32(b, 4096, GATED, 1), * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)), * y[2];
+    struct gcuda_tensor *x = f32(b, 4096, GATED, 1), *h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)),
+                        *y[2];
     for (int i = 0; i < 2; ++i) { y[i] = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 4096, 8192), h); }
-    x = gcuda_add(c, x, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 8192, 4096), gcuda_swiglu_split(c, y[0], y[1])));
+    x = gcuda_add(
+        c, x, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 8192, 4096), gcuda_swiglu_split(c, y[0], y[1])));
     out(b, gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)));
 }
 
@@ -3631,14 +4032,15 @@ TEST(a_block_of_many_columns_rounds_them_where_they_are_made) {
 TEST(norms_round_only_beside_what_they_read) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4096);
-    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED),
+                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4096);
+    struct gcuda_tensor *norm = gcuda_rms_norm(p.ctx, x, 1e-5f), *y = gcuda_mul(p.ctx, norm, w);
     struct gcuda_tensor * z = gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 4096, 4096), y);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, z));
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
-    void * const own = y->data, * const inner = norm->data;
+    void *const own = y->data, *const inner = norm->data;
     void * const places[5] = { own, x->data, own, inner, own };
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
     REQUIRE(plan != NULL);
@@ -3647,7 +4049,8 @@ TEST(norms_round_only_beside_what_they_read) {
         y->data = places[i];
         CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
         wide_plan_of((const struct gcudai_cuda_plan *) plan, &got);
-        CHECK_MSG(got.n_norms == (i != 1) && got.n_rounded == (i != 1) && got.n_steps == 2, "place %d", i); // the norm's own memory is nobody's
+        // the norm's own memory is nobody's
+        CHECK_MSG(got.n_norms == (i != 1) && got.n_rounded == (i != 1) && got.n_steps == 2, "place %d", i);
         const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
         CHECK(i == 0 || (s[0].is_new && (s[1].is_new || i == 3 || i == 4)));
     }
@@ -3713,13 +4116,13 @@ static void overlap_once(enum overlapping kind, int64_t offset, bool is_fused) {
 TEST(overlapping_memory_stops_fusion) {
     for (int i = 0; i < 3; ++i) {
         const enum overlapping kind = (enum overlapping) i;
-        overlap_once(kind, 0, true);     // exactly in place
-        overlap_once(kind, 32, false);   // a row further
+        overlap_once(kind, 0, true);   // exactly in place
+        overlap_once(kind, 32, false); // a row further
         overlap_once(kind, -64, false);
-        overlap_once(kind, 224, false);  // the last row alone
-        overlap_once(kind, 256, true);   // after it
+        overlap_once(kind, 224, false); // the last row alone
+        overlap_once(kind, 256, true);  // after it
         overlap_once(kind, -256, true);
-        overlap_once(kind, 3072, true);  // exactly on the other operand
+        overlap_once(kind, 3072, true); // exactly on the other operand
     }
     overlap_once(WIDER_MUL, 0, false); // the result overwrites other elements of x
     overlap_once(WIDER_MUL, 127, false);
@@ -3729,8 +4132,8 @@ TEST(overlapping_memory_stops_fusion) {
     clean();
 }
 
-// A cache in the memory that rows are looked up from stays apart from the rope: heads, positions, factors, and the rows' own numbers.
-// at: which of them, -1: none.
+// A cache in the memory that rows are looked up from stays apart from the rope: heads, positions, factors, and the
+// rows' own numbers. at: which of them, -1: none.
 static void rope_once(int at, bool is_fused) {
     enum { HEAD = 16, HEADS = 4, TOKENS_HERE = 8 };
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
@@ -3741,15 +4144,20 @@ static void rope_once(int at, bool is_fused) {
         gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, TOKENS_HERE), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, HEAD / 2),
         gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I64, TOKENS_HERE) };
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, HEAD * HEADS, 16);
-    struct gcuda_tensor * r = gcuda_rope_ext(p.ctx, in[0], in[1], in[2], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
-    struct gcuda_tensor * rows = gcuda_reshape_2d(p.ctx, r, HEAD * HEADS, TOKENS_HERE), * y = gcuda_set_rows(p.ctx, cache, rows, in[3]);
+    struct gcuda_tensor * r = gcuda_rope_ext(
+        p.ctx, in[0], in[1], in[2], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    struct gcuda_tensor *rows = gcuda_reshape_2d(p.ctx, r, HEAD * HEADS, TOKENS_HERE),
+                        *y = gcuda_set_rows(p.ctx, cache, rows, in[3]);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, in[i], base + 4096 * (i + 1))); }
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, r, base + 4096 * 6));
     // its last rows, which nobody writes; of the heads, which the rope has read by then, its first
-    CHECK_OK(gcuda_backend_tensor_alloc(buffer, cache, base + (at < 0 ? 4096 * 8 : at == 0 ? 4096 : 4096 * (at + 1) - 15 * 128)));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, cache,
+        base + (at < 0       ? 4096 * 8
+                   : at == 0 ? 4096
+                             : 4096 * (at + 1) - 15 * 128)));
     CHECK_OK(gcuda_backend_view_init(rows));
     CHECK_OK(gcuda_backend_view_init(y));
     static char got[2][HEAD * HEADS * 16 * 2];
@@ -3783,13 +4191,16 @@ static void queries_once(int64_t at_q, int64_t at_cache, bool is_defined, bool i
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
-    struct gcuda_tensor * in[5] = { gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N), gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N),
-        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, N), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, HEAD / 2), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I64, N) };
-    struct gcuda_tensor * r[2], * cache = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, HEAD * HEADS, 16);
+    struct gcuda_tensor * in[5] = { gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N),
+        gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, N),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, HEAD / 2), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I64, N) };
+    struct gcuda_tensor *r[2], *cache = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, HEAD * HEADS, 16);
     for (int i = 0; i < 2; ++i) {
-        r[i] = gcuda_rope_ext(p.ctx, in[i], in[2], in[3], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+        r[i] = gcuda_rope_ext(
+            p.ctx, in[i], in[2], in[3], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
     }
-    struct gcuda_tensor * rows = gcuda_reshape_2d(p.ctx, r[1], HEAD * HEADS, N), * y = gcuda_set_rows(p.ctx, cache, rows, in[4]);
+    struct gcuda_tensor *rows = gcuda_reshape_2d(p.ctx, r[1], HEAD * HEADS, N),
+                        *y = gcuda_set_rows(p.ctx, cache, rows, in[4]);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK_OK(gcuda_build_forward_expand(graph, r[0]));
@@ -3808,13 +4219,14 @@ static void queries_once(int64_t at_q, int64_t at_cache, bool is_defined, bool i
         CHECK_OK(gcuda_backend_tensor_get(cache, got[i], 0, gcuda_nbytes(cache)));
         CHECK_OK(gcuda_backend_tensor_get(r[0], got[i] + (1 << 15), 0, gcuda_nbytes(r[0])));
     }
-    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "queries at %d, cache at %d: other bits", (int) at_q, (int) at_cache);
+    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "queries at %d, cache at %d: other bits",
+        (int) at_q, (int) at_cache);
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
     REQUIRE(plan != NULL);
     char names[200];
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-    CHECK_MSG(strcmp(names, is_fused ? "rope of queries + rope + set_rows" : "rope + set_rows") == 0, "queries at %d, cache at %d: \"%s\"", (int) at_q,
-        (int) at_cache, names);
+    CHECK_MSG(strcmp(names, is_fused ? "rope of queries + rope + set_rows" : "rope + set_rows") == 0,
+        "queries at %d, cache at %d: \"%s\"", (int) at_q, (int) at_cache, names);
     gcuda_backend_graph_plan_free(fused, plan);
     place_end(&p);
     gcuda_backend_buffer_free(buffer);
@@ -3823,7 +4235,8 @@ static void queries_once(int64_t at_q, int64_t at_cache, bool is_defined, bool i
 }
 
 TEST(queries_lie_apart_from_what_keys_and_cache_are_made_of) {
-    const int64_t q = 4096, k = 8192, pos = 12288, factors = 16384, ids = 20480, keys = 28672, apart = 36864, cache = 49152;
+    const int64_t q = 4096, k = 8192, pos = 12288, factors = 16384, ids = 20480, keys = 28672, apart = 36864,
+                  cache = 49152;
     queries_once(apart, cache, true, true);
     queries_once(q, cache, true, true);    // in place
     queries_once(keys, cache, true, true); // on the keys, which are not written
@@ -3841,8 +4254,8 @@ TEST(queries_lie_apart_from_what_keys_and_cache_are_made_of) {
     clean();
 }
 
-// A sum that others read, and the norm of it: where the two lie among what is read, and on each other. A result at other multiples
-// of four bytes adds up in another order.
+// A sum that others read, and the norm of it: where the two lie among what is read, and on each other. A result at
+// other multiples of four bytes adds up in another order.
 // is_defined: no node by itself writes over what others of its blocks read.
 static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char * wanted) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
@@ -3850,9 +4263,10 @@ static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char *
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
     enum { N = 32, N_ROWS = 8 };
-    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS),
-        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N) };
-    struct gcuda_tensor * sum = gcuda_add(p.ctx, in[0], in[1]), * norm = gcuda_rms_norm(p.ctx, sum, 1e-5f), * y = gcuda_mul(p.ctx, norm, in[2]);
+    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS),
+        gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N) };
+    struct gcuda_tensor *sum = gcuda_add(p.ctx, in[0], in[1]), *norm = gcuda_rms_norm(p.ctx, sum, 1e-5f),
+                        *y = gcuda_mul(p.ctx, norm, in[2]);
     struct gcuda_tensor * z = gcuda_sqr(p.ctx, sum);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -3869,7 +4283,8 @@ static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char *
         CHECK_OK(gcuda_backend_tensor_get(y, got[i][0], 0, sizeof got[i][0]));
         CHECK_OK(gcuda_backend_tensor_get(z, got[i][1], 0, sizeof got[i][1]));
     }
-    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "sum at %d, result at %d: other bits", (int) at_sum, (int) at_y);
+    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "sum at %d, result at %d: other bits",
+        (int) at_sum, (int) at_y);
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
     REQUIRE(plan != NULL);
     char names[200];
@@ -3883,7 +4298,7 @@ static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char *
 }
 
 TEST(a_sum_and_its_norm_lie_apart) {
-    const char * both = "add + rms_norm + mul", * norm = "rms_norm + mul";
+    const char *both = "add + rms_norm + mul", *norm = "rms_norm + mul";
     sum_once(16384, 24576, true, both);
     sum_once(4096, 24576, true, both); // in place
     sum_once(8192, 24576, true, both); // on the other operand
@@ -3905,7 +4320,8 @@ TEST(reused_memory_gives_the_same_results) {
     REQUIRE(plain != NULL && fused != NULL);
     const struct gcuda_init_params ip = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(ip);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 64, 6), * w = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), * h = x;
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 64, 6),
+                        *w = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), *h = x;
     gcuda_set_input(x);
     gcuda_set_input(w);
     for (int layer = 0; layer < 4; ++layer) {
@@ -3941,10 +4357,12 @@ TEST(reused_memory_gives_the_same_results) {
 TEST(a_block_in_reused_memory_is_three_launches) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     const struct gcuda_init_params ip = { 0, NULL, true };
-    struct gcuda_context * ctx = gcuda_init(ip), * weights_ctx = gcuda_init(ip);
-    struct gcuda_tensor * norm = gcuda_new_tensor_1d(weights_ctx, GCUDA_TYPE_F32, 64), * w[3];
-    for (int i = 0; i < 3; ++i) { w[i] = gcuda_new_tensor_2d(weights_ctx, GCUDA_TYPE_Q4_0, i == 2 ? 224 : 64, i == 2 ? 64 : 224); }
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), * h = x;
+    struct gcuda_context *ctx = gcuda_init(ip), *weights_ctx = gcuda_init(ip);
+    struct gcuda_tensor *norm = gcuda_new_tensor_1d(weights_ctx, GCUDA_TYPE_F32, 64), *w[3];
+    for (int i = 0; i < 3; ++i) {
+        w[i] = gcuda_new_tensor_2d(weights_ctx, GCUDA_TYPE_Q4_0, i == 2 ? 224 : 64, i == 2 ? 64 : 224);
+    }
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), *h = x;
     gcuda_set_input(x);
     for (int layer = 0; layer < 3; ++layer) {
         struct gcuda_tensor * n = gcuda_mul(ctx, gcuda_rms_norm(ctx, h, 1e-5f), norm);
@@ -3961,7 +4379,8 @@ TEST(a_block_in_reused_memory_is_three_launches) {
     REQUIRE(buffer != NULL && plan != NULL);
     char names[400];
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-    CHECK_MSG(((const struct gcudai_cuda_plan *) plan)->n_steps == 9, "%d launches: %s", ((const struct gcudai_cuda_plan *) plan)->n_steps, names);
+    CHECK_MSG(((const struct gcudai_cuda_plan *) plan)->n_steps == 9, "%d launches: %s",
+        ((const struct gcudai_cuda_plan *) plan)->n_steps, names);
     gcuda_backend_graph_plan_free(backend, plan);
     gcuda_gallocr_free(alloc);
     gcuda_backend_buffer_free(buffer);
@@ -3977,7 +4396,7 @@ TEST(a_block_in_reused_memory_is_three_launches) {
 // Two products, the second of the first one's result, and its squares.
 struct two {
     struct place p;
-    struct gcuda_tensor * w[2], * x, * y[3];
+    struct gcuda_tensor *w[2], *x, *y[3];
     struct gcuda_cgraph * graph;
 };
 
@@ -4022,8 +4441,9 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     const bool may = gcuda_has_overlap();
     struct two t;
     two_begin(&t);
-    gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384), results = gcuda_backend_alloc_buffer(on, 16384);
-    char * w = (char *) gcuda_backend_buffer_get_base(weights), * r = (char *) gcuda_backend_buffer_get_base(results);
+    gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384),
+                           results = gcuda_backend_alloc_buffer(on, 16384);
+    char *w = (char *) gcuda_backend_buffer_get_base(weights), *r = (char *) gcuda_backend_buffer_get_base(results);
     for (int i = 0; i < 2; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(weights, t.w[i], w + 4096 * i)); }
     CHECK_OK(gcuda_backend_tensor_alloc(results, t.x, r));
     for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(results, t.y[i], r + 1024 * (i + 1))); }
@@ -4067,7 +4487,7 @@ TEST(weights_of_norms_are_read_early) {
         t.x = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
         t.w[0] = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
         t.w[1] = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
-        struct gcuda_tensor * norm[2], * mul[2];
+        struct gcuda_tensor *norm[2], *mul[2];
         t.y[0] = t.x;
         for (int i = 0; i < 2; ++i) { // the second is launched after one that it can overlap with
             norm[i] = gcuda_rms_norm(t.p.ctx, t.y[i], 1e-5f);
@@ -4076,10 +4496,12 @@ TEST(weights_of_norms_are_read_early) {
         }
         t.graph = gcuda_new_graph(t.p.ctx);
         CHECK_OK(gcuda_build_forward_expand(t.graph, t.y[2]));
-        gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384), results = gcuda_backend_alloc_buffer(on, 65536);
-        char * w = (char *) gcuda_backend_buffer_get_base(weights), * r = (char *) gcuda_backend_buffer_get_base(results);
+        gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384),
+                               results = gcuda_backend_alloc_buffer(on, 65536);
+        char *w = (char *) gcuda_backend_buffer_get_base(weights), *r = (char *) gcuda_backend_buffer_get_base(results);
         for (int i = 0; i < 2; ++i) {
-            CHECK_OK(gcuda_backend_tensor_alloc(where == i ? results : weights, t.w[i], (where == i ? r + 32768 : w) + 4096 * i));
+            CHECK_OK(gcuda_backend_tensor_alloc(
+                where == i ? results : weights, t.w[i], (where == i ? r + 32768 : w) + 4096 * i));
             CHECK_OK(gcuda_backend_tensor_alloc(results, norm[i], r + 4096 * (3 * i + 1)));
             CHECK_OK(gcuda_backend_tensor_alloc(results, mul[i], r + 4096 * (3 * i + 2)));
             CHECK_OK(gcuda_backend_tensor_alloc(results, t.y[i + 1], r + 4096 * (3 * i + 3)));
@@ -4116,7 +4538,9 @@ static size_t shared_of(int m, enum gcuda_overlap overlap, size_t max_shared) {
     for (int d = 0; d < 4; ++d) { p.a.ne[d] = p.b.ne[d] = p.y.ne[d] = 1; }
     p.a.ne[0] = p.b.ne[0] = LENGTH, p.a.ne[1] = p.y.ne[0] = m;
     p.a.nb[0] = 18, p.b.nb[0] = p.y.nb[0] = 4;
-    for (int d = 1; d < 4; ++d) { p.a.nb[d] = 36 * (d > 1 ? (size_t) m : 1), p.b.nb[d] = 4 * LENGTH, p.y.nb[d] = 4 * (size_t) m; }
+    for (int d = 1; d < 4; ++d) {
+        p.a.nb[d] = 36 * (d > 1 ? (size_t) m : 1), p.b.nb[d] = 4 * LENGTH, p.y.nb[d] = 4 * (size_t) m;
+    }
     p.max_shared = max_shared;
     cudaStream_t stream = NULL;
     cudaGraph_t graph = NULL;
@@ -4136,7 +4560,8 @@ static size_t shared_of(int m, enum gcuda_overlap overlap, size_t max_shared) {
     return params.sharedMemBytes;
 }
 
-// Where a multiprocessor is left without a block, two of the next launch cannot be on it; the simulated device has four.
+// Where a multiprocessor is left without a block, two of the next launch cannot be on it; the simulated device has
+// four.
 TEST(blocks_that_start_early_do_not_share_a_multiprocessor) {
     struct cudaDeviceProp prop;
     CHECK(shared_of(16, GCUDA_OVERLAP_WEIGHTS, 48 * 1024) <= 48 * 1024); // the cap holds
@@ -4145,7 +4570,8 @@ TEST(blocks_that_start_early_do_not_share_a_multiprocessor) {
         return;
     }
     CHECK(cudaGetDeviceProperties(&prop, 0) == cudaSuccess && prop.multiProcessorCount == 4);
-    const size_t most = prop.sharedMemPerBlockOptin, all = prop.sharedMemPerMultiprocessor, system = 1024; // taken of every block
+    // taken of every block
+    const size_t most = prop.sharedMemPerBlockOptin, all = prop.sharedMemPerMultiprocessor, system = 1024;
     const size_t alone = shared_of(16, GCUDA_OVERLAP_NONE, most);
     CHECK(2 * (alone + system) <= all);
     CHECK(2 * (shared_of(16, GCUDA_OVERLAP_WEIGHTS, most) + system) > all);
@@ -4164,8 +4590,9 @@ static uint64_t n_fused_by(gcuda_backend_t backend) {
 }
 
 // Computes the graph after its memory was poisoned: whether inner results were written tells whether it was fused.
-static void computes_as_wished(gcuda_backend_t backend, struct gcuda_cgraph * graph, const float * want, bool is_fused) {
-    struct gcuda_tensor * norm = gcuda_graph_node(graph, 0), * y = gcuda_graph_node(graph, -1);
+static void computes_as_wished(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph, const float * want, bool is_fused) {
+    struct gcuda_tensor *norm = gcuda_graph_node(graph, 0), *y = gcuda_graph_node(graph, -1);
     float got[2 * ROW * ROWS];
     unsigned char inner[4];
     CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
@@ -4254,7 +4681,9 @@ TEST(a_scheduler_fuses_as_its_graph_wishes) {
     gcuda_set_output(b.out[0]);
     struct gcuda_cgraph * graph = gcuda_new_graph(b.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
-    for (int i = 0; i < graph->n_nodes; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, graph->nodes[i], backends[0])); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, graph->nodes[i], backends[0]));
+    }
     for (int i = 0; i < graph->n_leafs; ++i) { gcuda_set_input(graph->leafs[i]); }
     gcuda_graph_set_fusion(graph, false);
     CHECK_OK(gcuda_backend_sched_alloc_graph(sched, graph));
@@ -4281,18 +4710,22 @@ TEST(a_scheduler_fuses_as_its_graph_wishes) {
 // The plan's first group of that name; NULL: there is none.
 static const struct gcudai_cuda_step * group_of(const struct gcudai_cuda_plan * plan, const char * wanted) {
     for (int i = 0; i < plan->n_steps; ++i) {
-        if (plan->steps[i].pattern != NULL && strcmp(plan->steps[i].pattern->name, wanted) == 0) { return &plan->steps[i]; }
+        if (plan->steps[i].pattern != NULL && strcmp(plan->steps[i].pattern->name, wanted) == 0) {
+            return &plan->steps[i];
+        }
     }
     return NULL;
 }
 
-// The same bits by nodes and by plan, of inputs that are filled and one node that is not computed, whose memory is zeros.
-static void compute_without(struct place * p, struct gcuda_cgraph * graph, const struct gcuda_tensor * left, gcuda_backend_t plain,
-    gcuda_backend_t fused, const struct build * b, const char * wanted) {
+// The same bits by nodes and by plan, of inputs that are filled and one node that is not computed, whose memory is
+// zeros.
+static void compute_without(struct place * p, struct gcuda_cgraph * graph, const struct gcuda_tensor * left,
+    gcuda_backend_t plain, gcuda_backend_t fused, const struct build * b, const char * wanted) {
     char * got[2][MAX_OUT] = { { NULL } };
     for (int turn = 0; turn < 2; ++turn) {
         int salt = 0;
-        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p->ctx); t != NULL; t = gcuda_get_next_tensor(p->ctx, t)) {
+        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p->ctx); t != NULL;
+             t = gcuda_get_next_tensor(p->ctx, t)) {
             if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
             if (t == left && t->view_src == NULL) { CHECK_OK(gcuda_backend_tensor_memset(t, 0, 0, gcuda_nbytes(t))); }
         }
@@ -4303,13 +4736,15 @@ static void compute_without(struct place * p, struct gcuda_cgraph * graph, const
         }
     }
     for (int i = 0; i < b->n_out; ++i) {
-        CHECK_MSG(memcmp(got[0][i], got[1][i], gcuda_nbytes(b->out[i])) == 0, "%s without a %s: other bits", wanted, gcuda_op_desc(left));
+        CHECK_MSG(memcmp(got[0][i], got[1][i], gcuda_nbytes(b->out[i])) == 0, "%s without a %s: other bits", wanted,
+            gcuda_op_desc(left));
         free(got[0][i]);
         free(got[1][i]);
     }
 }
 
-// A node without GCUDA_TENSOR_FLAG_COMPUTE is not computed, so no group may stand for it: every node of a group in turn.
+// A node without GCUDA_TENSOR_FLAG_COMPUTE is not computed, so no group may stand for it: every node of a group in
+// turn.
 static void leave_out_one(builder make, int variant, const char * wanted) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
@@ -4328,7 +4763,8 @@ static void leave_out_one(builder make, int variant, const char * wanted) {
         left->flags &= ~GCUDA_TENSOR_FLAG_COMPUTE;
         plan = gcuda_backend_graph_plan_create(fused, graph);
         REQUIRE(plan != NULL);
-        CHECK_MSG(group_of((const struct gcudai_cuda_plan *) plan, wanted) == NULL, "%s fires without its %s", wanted, gcuda_op_desc(left));
+        CHECK_MSG(group_of((const struct gcudai_cuda_plan *) plan, wanted) == NULL, "%s fires without its %s", wanted,
+            gcuda_op_desc(left));
         gcuda_backend_graph_plan_free(fused, plan);
         compute_without(&p, graph, left, plain, fused, &b, wanted);
         left->flags |= GCUDA_TENSOR_FLAG_COMPUTE;
@@ -4363,12 +4799,15 @@ static void sched_once(int variant) {
     const struct gcuda_init_params ip = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(ip);
     REQUIRE(backends[0] != NULL && backends[1] != NULL && sched != NULL && ctx != NULL);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4), * w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4),
+                        *w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
     gcuda_set_input(x);
     gcuda_set_input(w);
     struct gcuda_tensor * y = gcuda_scale(ctx, x, 3.0f); // read by z next to it, and by u on the CPU
     struct gcuda_tensor * z = gcuda_mul(ctx, y, w);
-    struct gcuda_tensor * v = variant == 0 ? y : variant == 1 ? gcuda_reshape_1d(ctx, y, 32) : gcuda_view_1d(ctx, y, 16, 64);
+    struct gcuda_tensor * v = variant == 0   ? y
+                              : variant == 1 ? gcuda_reshape_1d(ctx, y, 32)
+                                             : gcuda_view_1d(ctx, y, 16, 64);
     struct gcuda_tensor * u = gcuda_sqr(ctx, v);
     gcuda_set_output(z);
     gcuda_set_output(u);
@@ -4390,7 +4829,8 @@ static void sched_once(int variant) {
         for (int i = 0; i < 32; ++i) { CHECK(out_z[i] == 3.0f * in[i] * in[i]); }
         for (int i = 0; i < (int) u->ne[0] * (int) u->ne[1]; ++i) {
             const float from = 3.0f * in[variant == 2 ? i + 16 : i];
-            CHECK_MSG(out_u[i] == from * from, "variant %d, run %d: element %d is %g", variant, run, i, (double) out_u[i]);
+            CHECK_MSG(
+                out_u[i] == from * from, "variant %d, run %d: element %d is %g", variant, run, i, (double) out_u[i]);
         }
     }
     gcuda_backend_sched_free(sched);
@@ -4432,8 +4872,8 @@ static void log_of(builder make, int variant, struct log_lines * lines) {
     placed_end(&c, plan);
 }
 
-// Routing whose weights are not divided (variant 0) or whose order is ascending (1); a norm with weights in F16 (2), or that others
-// read (3); products with a bias of another shape (4); nothing wrong (5).
+// Routing whose weights are not divided (variant 0) or whose order is ascending (1); a norm with weights in F16 (2), or
+// that others read (3); products with a bias of another shape (4); nothing wrong (5).
 static void build_missed(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -4441,7 +4881,8 @@ static void build_missed(struct build * b) {
         struct gcuda_tensor * probs = gcuda_soft_max(c, f32(b, 64, 3, 1));
         struct gcuda_tensor * order = gcuda_argsort(c, probs, v == 1 ? GCUDA_SORT_ORDER_ASC : GCUDA_SORT_ORDER_DESC);
         struct gcuda_tensor * ids = gcuda_view_2d(c, order, 4, 3, order->nb[1], 0);
-        struct gcuda_tensor * w = gcuda_reshape_2d(c, gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids), 4, 3);
+        struct gcuda_tensor * w =
+            gcuda_reshape_2d(c, gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids), 4, 3);
         out(b, gcuda_sub(c, w, gcuda_sum_rows(c, w)));
     } else if (v == 4) {
         struct gcuda_tensor * y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 64, 64), f32(b, 64, 1, 1));
@@ -4459,7 +4900,8 @@ TEST(a_debug_log_says_why_nodes_are_not_fused) {
         "fusion: rms_norm + mul: node 1 (mul 'node_1') has another operand that does not repeat F32 rows\n",
         "fusion: rms_norm + mul: node 1 (mul 'node_1') reads a result that other nodes read as well\n",
         "fusion: mul_mat + steps: node 1 (add 'node_1') is no bias of the product\n"
-        "fusion: mul_mat + steps: node 1 (add 'node_1') has another operand that does not repeat\n", "" };
+        "fusion: mul_mat + steps: node 1 (add 'node_1') has another operand that does not repeat\n",
+        "" };
     struct log_lines lines;
     for (int v = 0; v <= 5; ++v) {
         log_of(build_missed, v, &lines);
@@ -4468,17 +4910,18 @@ TEST(a_debug_log_says_why_nodes_are_not_fused) {
     clean();
 }
 
-// Gate and up with biases, whose result is where the activations are: two products with their biases, and the gate alone. Matching them
-// once did not end.
+// Gate and up with biases, whose result is where the activations are: two products with their biases, and the gate
+// alone. Matching them once did not end.
 TEST(a_gate_with_biases_on_its_activations_is_taken_apart) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * y[2], * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 1);
+    struct gcuda_tensor *y[2], *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 1);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 16);
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, base));
     for (int i = 0; i < 2; ++i) {
-        struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 64, 64), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 64, 64),
+                            *bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
         struct gcuda_tensor * product = gcuda_mul_mat(p.ctx, w, x);
         y[i] = gcuda_add(p.ctx, product, bias);
         CHECK_OK(gcuda_backend_tensor_alloc(buffer, w, base + 8192 * (i + 1)));

@@ -1,12 +1,12 @@
-// GGUF files loaded to simulated devices: through uploaders, from a map, memory, a FILE; over a scheduler's devices; into row-split
-// buffers; stopped at every call; every CUDA call failing in turn.
+// GGUF files loaded to simulated devices: through uploaders, from a map, memory, a FILE; over a scheduler's devices;
+// into row-split buffers; stopped at every call; every CUDA call failing in turn.
 #include "sim-test.h"
 
 // =====================================================================================================================
 // >>file   n_blocks blocks with a weight and a bias each, between an embedding and an output
 // =====================================================================================================================
 struct model {
-    uint8_t * bytes, * base; // 32-byte aligned
+    uint8_t *bytes, *base; // 32-byte aligned
     size_t size;
     FILE * file;
 };
@@ -17,7 +17,8 @@ static uint32_t value_of(const char * name, size_t i) {
     return h + (uint32_t) i * 2654435761u;
 }
 
-static void add_tensor(struct gcuda_gguf_context * g, struct gcuda_context * ctx, const char * name, int64_t ne0, int64_t ne1) {
+static void add_tensor(
+    struct gcuda_gguf_context * g, struct gcuda_context * ctx, const char * name, int64_t ne0, int64_t ne1) {
     struct gcuda_tensor * t = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, ne0, ne1), name);
     REQUIRE(t != NULL);
     for (size_t i = 0; i < gcuda_nbytes(t) / 4; ++i) {
@@ -147,7 +148,8 @@ TEST(over_a_scheduler) {
     for (int k = 0; k < 4; ++k) { // from memory or the FILE; all on the devices, or little
         struct model m = model_new(12, 500);
         fresh(2, 64 * MB, 1);
-        gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1), gcuda_backend_cpu_init() };
+        gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1),
+            gcuda_backend_cpu_init() };
         gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 64, false, true);
         struct gcuda_context * ctx = NULL;
         struct gcuda_gguf_context * g = model_open(&m, k % 2 == 1, &ctx);
@@ -229,7 +231,8 @@ TEST(stopped_at_every_call) {
         p.progress = step;
         p.progress_data = &steps;
         const gcuda_status st = gcuda_gguf_load(g, ctx, &p, &buffer);
-        CHECK(st == GCUDA_STATUS_SUCCESS ? all_hold(ctx) : st == GCUDA_STATUS_ABORTED && buffer == NULL && none_placed(ctx));
+        CHECK(st == GCUDA_STATUS_SUCCESS ? all_hold(ctx)
+                                         : st == GCUDA_STATUS_ABORTED && buffer == NULL && none_placed(ctx));
         gcuda_backend_buffer_free(buffer);
         gcuda_free(ctx);
         gcuda_gguf_free(g);
@@ -243,7 +246,8 @@ TEST(stopped_at_every_call) {
 
 TEST(every_cuda_call_fails_in_turn) {
     static const char * const apis[] = { "cudaMalloc", "cudaSetDevice", "cudaStreamCreateWithPriority", "cudaHostAlloc",
-        "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize", "cudaStreamSynchronize" };
+        "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize",
+        "cudaStreamSynchronize" };
     struct model m = model_new(3, 500);
     long n_failed = 0;
     for (size_t a = 0; a < sizeof apis / sizeof apis[0]; ++a) {
@@ -260,7 +264,8 @@ TEST(every_cuda_call_fails_in_turn) {
             const gcuda_status st = gcuda_gguf_load(g, ctx, &p, &buffer);
             sim_fail(apis[a], 0, cudaSuccess);
             n_failed += st != GCUDA_STATUS_SUCCESS;
-            CHECK_MSG(st == GCUDA_STATUS_SUCCESS ? all_hold(ctx) : buffer == NULL && none_placed(ctx), "%s %d: status %d", apis[a], k, (int) st);
+            CHECK_MSG(st == GCUDA_STATUS_SUCCESS ? all_hold(ctx) : buffer == NULL && none_placed(ctx),
+                "%s %d: status %d", apis[a], k, (int) st);
             if (st != GCUDA_STATUS_SUCCESS) { // it can be tried again
                 CHECK_OK(gcuda_gguf_load(g, ctx, &p, &buffer));
                 CHECK_MSG(all_hold(ctx), "%s %d: the second time", apis[a], k);

@@ -35,8 +35,8 @@ TEST(a_device_is_found_by_whatever_names_it) {
 }
 
 TEST(what_names_no_device_or_several_is_refused) {
-    static const char * const wrong[] = { NULL, "", "3", "CUDA3", "CUDA", "-1", "GPU-", "GPU-zz", "0000:ff:00.0", "LUID-",
-        "0000:01:00.0x", "01:00", "GPU-00000000-0000-0000-0000-0000000000000" };
+    static const char * const wrong[] = { NULL, "", "3", "CUDA3", "CUDA", "-1", "GPU-", "GPU-zz", "0000:ff:00.0",
+        "LUID-", "0000:01:00.0x", "01:00", "GPU-00000000-0000-0000-0000-0000000000000" };
     fresh(3, 64 * MB, 1);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
         gcuda_clear_last_error();
@@ -75,8 +75,8 @@ TEST(shared_memory_of_a_backend_is_capped) {
     struct gcuda_cuda_device_info info;
     CHECK_OK(gcuda_backend_cuda_get_device_info(0, &info));
     const size_t least = info.shared_bytes, most = info.shared_bytes_optin;
-    const size_t caps[][2] = { { 0, most }, { 1, least }, { 48 * 1024, least }, { 60 * 1024, 60 * 1024 }, { most, most },
-        { (size_t) 1 << 30, most } };
+    const size_t caps[][2] = { { 0, most }, { 1, least }, { 48 * 1024, least }, { 60 * 1024, 60 * 1024 },
+        { most, most }, { (size_t) 1 << 30, most } };
     for (size_t i = 0; i < sizeof caps / sizeof caps[0]; ++i) {
         struct gcuda_cuda_params params;
         memset(&params, 0, sizeof params);
@@ -108,7 +108,7 @@ static void * driver(const char * name, unsigned version) {
     CHECK(cudaGetDriverEntryPointByVersion(name, &p, version, cudaEnableDefault, &found) == cudaSuccess && p != NULL);
     return p;
 }
-#define DRIVER(type, name, version) (*(type *) (void *) &(void *[]) { driver(name, version) })
+#define DRIVER(type, name, version) (*(type *) (void *) &(void *[]){ driver(name, version) })
 
 static CUcontext context_new(int device) {
     CUcontext c = NULL, popped = NULL;
@@ -142,7 +142,8 @@ static void check_before(struct before b, const char * what) {
 
 enum { N_CONTEXT = 300 };
 
-// A context that shares the GPU with graphics may have less than the device: the cap goes down with it, not below 48 KiB.
+// A context that shares the GPU with graphics may have less than the device: the cap goes down with it, not below 48
+// KiB.
 TEST(shared_memory_is_capped_by_the_context) {
     enum { CONTEXT_SHARED = 1000 }; // see sim_cuCtxGetLimit
     static const int of_context[] = { 60 * 1024, 48 * 1024, 1024, 0 };
@@ -160,7 +161,9 @@ TEST(shared_memory_is_capped_by_the_context) {
             const size_t cap = gcuda_backend_cuda_get_max_shared(backend), limit = (size_t) of_context[i];
             const size_t least = limit < info.shared_bytes_optin ? limit : info.shared_bytes_optin;
             // 0: the driver does not say
-            CHECK_EQ_I(cap, !by_context || limit == 0 ? info.shared_bytes_optin : least > info.shared_bytes ? least : info.shared_bytes);
+            CHECK_EQ_I(cap, !by_context || limit == 0   ? info.shared_bytes_optin
+                            : least > info.shared_bytes ? least
+                                                        : info.shared_bytes);
             gcuda_backend_free(backend);
             context_free(c);
         }
@@ -168,7 +171,8 @@ TEST(shared_memory_is_capped_by_the_context) {
     clean();
 }
 
-// An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its memory.
+// An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its
+// memory.
 TEST(uploads_into_a_context_of_the_callers) {
     enum { N_BYTES = 50000 };
     static unsigned char in[N_BYTES], out[N_BYTES];
@@ -244,10 +248,10 @@ static const char * use_backend(const struct gcuda_cuda_params * params, struct 
     CHECK_OK(gcuda_build_forward_expand(graph, z));
     for (int i = 0; i < N_CONTEXT; ++i) { in[i] = 1.0f; }
     gcuda_backend_event_t event = NULL;
-#define STEP(call)                                                    \
-    do {                                                              \
-        if (failed == NULL && !(call)) { failed = #call; }            \
-        check_before(b, #call);                                       \
+#define STEP(call)                                                                    \
+    do {                                                                              \
+        if (failed == NULL && !(call)) { failed = #call; }                            \
+        check_before(b, #call);                                                       \
         CHECK_MSG(!must_work || failed == NULL, "%s: %s", #call, gcuda_last_error()); \
     } while (0)
 #define OK(call) STEP((call) == GCUDA_STATUS_SUCCESS)
@@ -275,7 +279,9 @@ static const char * use_backend(const struct gcuda_cuda_params * params, struct 
         gcuda_backend_buffer_free(host);
         check_before(b, "host buffer_free");
         OK(gcuda_backend_cuda_register_host_buffer(in, sizeof in));
-        if (failed == NULL && gcuda_backend_cuda_unregister_host_buffer(in) != GCUDA_STATUS_SUCCESS) { failed = "unregister"; }
+        if (failed == NULL && gcuda_backend_cuda_unregister_host_buffer(in) != GCUDA_STATUS_SUCCESS) {
+            failed = "unregister";
+        }
         check_before(b, "unregister_host_buffer");
     }
 #undef STEP
@@ -351,7 +357,9 @@ TEST(the_callers_context_is_as_before_after_every_failure) {
         if (strcmp(names[i], "cuCtxSetCurrent") == 0 || strcmp(names[i], "kernel") == 0 ||
             strncmp(names[i], "cudaGetDriver", 13) == 0 || strncmp(names[i], "cudaGetDeviceC", 14) == 0 ||
             strncmp(names[i], "cudaGetDeviceP", 14) == 0 || // devices are looked for once
-            strcmp(names[i], "cuCtxCreate") == 0 || strcmp(names[i], "cuCtxDestroy") == 0) { continue; }
+            strcmp(names[i], "cuCtxCreate") == 0 || strcmp(names[i], "cuCtxDestroy") == 0) {
+            continue;
+        }
         const bool is_question = strcmp(names[i], "cuCtxGetCurrent") == 0 || strcmp(names[i], "cudaGetDevice") == 0;
         const long step = counts[i] <= 8 ? 1 : counts[i] / 8;
         for (long k = 1; k <= counts[i] && !is_question; k += step) {
@@ -468,11 +476,13 @@ TEST(memory_of_the_callers_context_is_wrapped) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.context = c0;
-    gcuda_backend_t in = gcuda_backend_cuda_init_params(&params), plain = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    gcuda_backend_t in = gcuda_backend_cuda_init_params(&params), plain = gcuda_backend_cuda_init(0),
+                    cpu = gcuda_backend_cpu_init();
     REQUIRE(memory != NULL && in != NULL && plain != NULL);
     CHECK(gcuda_backend_cuda_wrap_ptr(cpu, memory, 1024) == NULL);
     CHECK_HAS(gcuda_last_error(), "not a CUDA device");
-    CHECK(gcuda_backend_cuda_wrap_ptr(in, (char *) memory + 4, 1020) == NULL && gcuda_backend_cuda_wrap_ptr(in, NULL, 1024) == NULL);
+    CHECK(gcuda_backend_cuda_wrap_ptr(in, (char *) memory + 4, 1020) == NULL &&
+          gcuda_backend_cuda_wrap_ptr(in, NULL, 1024) == NULL);
     CHECK_HAS(gcuda_last_error(), "aligned to 128 bytes");
     const struct before b = before_now();
     gcuda_backend_buffer_t buffer = gcuda_backend_cuda_wrap_ptr(in, memory, 1024);
@@ -514,7 +524,8 @@ TEST(a_cublas_handle_of_the_callers_is_put_back) {
         cudaStream_t stream = NULL, got = NULL;
         int math = 0, pointer = 0;
         float y = 0.0f;
-        CHECK(cublasCreate_v2(&handle) == 0 && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(
+            cublasCreate_v2(&handle) == 0 && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
         CHECK(cublasSetStream_v2(handle, stream) == 0 && cublasSetMathMode(handle, 3) == 0 &&
               cublasSetPointerMode_v2(handle, 1) == 0);
         const long n_made = sim_counts("cublasCreate_v2"), n_used = sim_counts("cublasGemmStridedBatchedEx");
@@ -711,7 +722,9 @@ static gcuda_status ask_an_event(gcuda_backend_t backend) {
     gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(backend));
     bool is_done = false;
     gcuda_status st = event != NULL ? gcuda_backend_event_record(event, backend) : GCUDA_STATUS_FAILED;
-    for (int i = 0; i < 1000 && st == GCUDA_STATUS_SUCCESS && !is_done; ++i) { st = gcuda_backend_event_query(event, &is_done); }
+    for (int i = 0; i < 1000 && st == GCUDA_STATUS_SUCCESS && !is_done; ++i) {
+        st = gcuda_backend_event_query(event, &is_done);
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_event_synchronize(event); }
     gcuda_backend_event_free(event);
     return st;
@@ -752,7 +765,8 @@ static gcuda_status all_settings(CUcontext context, cudaStream_t stream, void * 
         if (i == 1) { params.stream = stream; }
         if (i == 2) { params.cublas = (struct cublasContext *) handle; }
         params.wait = (enum gcuda_cuda_wait) i;
-        params.memory_budget = 8 * MB; // cuBLAS does with a small workspace then: filling a large one takes the simulator's time
+        // cuBLAS does with a small workspace then: filling a large one takes the simulator's time
+        params.memory_budget = 8 * MB;
         const gcuda_status st = use_of_it_all(&params);
         first = first == GCUDA_STATUS_SUCCESS ? st : first;
     }
@@ -767,21 +781,26 @@ static bool interop_fault(const char * api, long k, cudaError_t error) {
     CUcontext context = context_new(1);
     cudaStream_t stream = NULL;
     void * handle = NULL;
-    CHECK(cudaSetDevice(0) == cudaSuccess && cublasCreate_v2(&handle) == 0 && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaSetDevice(0) == cudaSuccess && cublasCreate_v2(&handle) == 0 &&
+          cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     gcuda_clear_last_error();
     sim_fail(api, (int) k, error);
     const gcuda_status st = all_settings(context, stream, handle);
     const bool came = sim_failed() > 0;
     sim_fail(api, 0, cudaSuccess);
-    if (st != GCUDA_STATUS_SUCCESS) { CHECK_MSG(came && gcuda_last_error()[0] != '\0', "%s %ld: no fault, or no message", api, k); }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        CHECK_MSG(came && gcuda_last_error()[0] != '\0', "%s %ld: no fault, or no message", api, k);
+    }
     if (error != cudaErrorIllegalAddress) {
         const gcuda_status again = all_settings(context, stream, handle);
-        CHECK_MSG(again == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k, (int) error, gcuda_last_error());
+        CHECK_MSG(again == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k, (int) error,
+            gcuda_last_error());
     }
     (void) cublasDestroy_v2(handle);
     (void) cudaStreamDestroy(stream);
     (void) DRIVER(ctx_one, "cuCtxDestroy", 4000)(context);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
     return came;
 }
 
@@ -798,8 +817,10 @@ TEST(every_cuda_call_of_interop_fails_in_turn) {
         const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;
         for (int e = is_kernel ? 1 : 0; e < (is_blas ? 1 : 2); ++e) {
             long k = 1;
-            while (test_all.n_bad_checks == 0 &&
-                   interop_fault(names[i], k, is_blas ? (cudaError_t) 13 : e == 0 ? cudaErrorInvalidValue : cudaErrorIllegalAddress)) {
+            while (test_all.n_bad_checks == 0 && interop_fault(names[i], k,
+                                                     is_blas  ? (cudaError_t) 13
+                                                     : e == 0 ? cudaErrorInvalidValue
+                                                              : cudaErrorIllegalAddress)) {
                 k += test_full() ? 1 : e == 0 ? k : 4 * k; // doubling, or more
             }
         }
@@ -901,7 +922,8 @@ static void capture_once(uint64_t seed, enum cudaStreamCaptureMode mode, bool is
         CHECK_OK(gcuda_backend_cuda_trim(backend)); // keeps what the graph remembers
         CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
         const gcuda_status st = gcuda_backend_synchronize(backend);
-        CHECK_MSG(st == (round == 4 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS), "round %d: %d", round, (int) st);
+        CHECK_MSG(
+            st == (round == 4 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS), "round %d: %d", round, (int) st);
         CHECK_OK(gcuda_backend_tensor_get(c.sum, &got, 0, sizeof got));
         CHECK_MSG(got == wanted, "round %d: %g, want %g", round, (double) got, (double) wanted);
     }

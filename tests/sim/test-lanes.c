@@ -1,5 +1,5 @@
-// Branches of a graph on streams of their own (gcuda_cuda_params.concurrency): the same bits whatever the streams do, node by
-// node, as a plan and as a CUDA graph; where it pays and where not; every CUDA call failing in turn.
+// Branches of a graph on streams of their own (gcuda_cuda_params.concurrency): the same bits whatever the streams do,
+// node by node, as a plan and as a CUDA graph; where it pays and where not; every CUDA call failing in turn.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 
@@ -34,8 +34,8 @@ static gcuda_backend_buffer_type_t on_gpu(int layer, void * user) {
     return gcuda_backend_cuda_buffer_type(main_device);
 }
 
-// Runs of a network on one backend, placed by an allocator that gives memory of dead tensors to others. The caches are filled
-// run after run, so that a write that comes too late is seen by the next.
+// Runs of a network on one backend, placed by an allocator that gives memory of dead tensors to others. The caches are
+// filled run after run, so that a write that comes too late is seen by the next.
 static gcuda_status run_net(struct net * net, gcuda_backend_t backend, float * out) {
     const int64_t n_out = net->d * N_TOKENS;
     gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(main_device));
@@ -44,13 +44,16 @@ static gcuda_status run_net(struct net * net, gcuda_backend_t backend, float * o
     for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {
         st = net_set(net, (uint64_t) run);
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute(backend, net->graph); }
-        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(net->out, out + run * n_out, 0, gcuda_nbytes(net->out)); }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_backend_tensor_get(net->out, out + run * n_out, 0, gcuda_nbytes(net->out));
+        }
     }
     gcuda_gallocr_free(galloc);
     return st;
 }
 
-static gcuda_status net_once(enum net_kind kind, gcuda_backend_t backend, gcuda_backend_buffer_type_t (*place)(int layer, void * user), float * out) {
+static gcuda_status net_once(enum net_kind kind, gcuda_backend_t backend,
+    gcuda_backend_buffer_type_t (*place)(int layer, void * user), float * out) {
     struct net net;
     gcuda_status st = GCUDA_STATUS_ALLOC_FAILED;
     if (net_begin(&net, kind, N_LAYERS, N_TOKENS, GCUDA_TYPE_F32, place, NULL)) { st = run_net(&net, backend, out); }
@@ -102,13 +105,17 @@ static gcuda_status run_split(enum net_kind kind, uint64_t seed, bool is_split, 
     const bool graphs = seed % 2 == 1, is_direct = !is_split || seed % 3 == 0;
     fresh(main_device + 1, 2 * MEMORY, seed);
     for (int i = 0; i < 16; ++i) { // directly, by the driver, by gcuda
-        if (i / 4 != i % 4 && i / 4 <= main_device && i % 4 <= main_device) { sim_peer(i / 4, i % 4, 1 + (int) (seed % 3)); }
+        if (i / 4 != i % 4 && i / 4 <= main_device && i % 4 <= main_device) {
+            sim_peer(i / 4, i % 4, 1 + (int) (seed % 3));
+        }
     }
-    gcuda_backend_t backend = backend_with(seed % 4 < 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+    gcuda_backend_t backend =
+        backend_with(seed % 4 < 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
     const gcuda_status st = backend ? net_once(kind, backend, is_split ? on_all : on_gpu, out) : GCUDA_STATUS_FAILED;
     struct gcuda_cuda_plan_stats stats;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
-    CHECK_EQ_I(stats.n_graph_launches, graphs && is_direct ? N_RUNS - 1 : 0); // through the host is no part of a CUDA graph
+    // through the host is no part of a CUDA graph
+    CHECK_EQ_I(stats.n_graph_launches, graphs && is_direct ? N_RUNS - 1 : 0);
     gcuda_backend_free(backend);
     clean();
     return st;
@@ -116,13 +123,15 @@ static gcuda_status run_split(enum net_kind kind, uint64_t seed, bool is_split, 
 
 // The bits of whole weights, but with bound > 0 (see check_dealt in test-sched.c), and in every order the same.
 static void check_split(enum net_kind kind, double bound) {
-    static float whole[NET_MAX_WIDE * N_RUNS * OUT], first[NET_MAX_WIDE * N_RUNS * OUT], got[NET_MAX_WIDE * N_RUNS * OUT];
+    static float whole[NET_MAX_WIDE * N_RUNS * OUT], first[NET_MAX_WIDE * N_RUNS * OUT],
+        got[NET_MAX_WIDE * N_RUNS * OUT];
     net_wide = NET_MAX_WIDE, is_strict = true;
     for (main_device = 1; main_device < 4 && test_all.n_bad_checks == 0; main_device += 2) {
         CHECK_OK(run_split(kind, 2, false, whole));
         CHECK_OK(run_split(kind, 3, true, first));
         const double error = nmse(first, whole, NET_MAX_WIDE * N_RUNS * OUT);
-        CHECK_MSG(bound > 0.0 ? error < bound : error == 0.0, "%d GPUs, not as with whole weights: error %g", main_device + 1, error);
+        CHECK_MSG(bound > 0.0 ? error < bound : error == 0.0, "%d GPUs, not as with whole weights: error %g",
+            main_device + 1, error);
         for (uint64_t seed = 4; seed <= 3 + n_seeds() && test_all.n_bad_checks == 0; ++seed) {
             CHECK_OK(run_split(kind, seed, true, got));
             CHECK_MSG(memcmp(got, first, sizeof got) == 0, "%d GPUs, order %d: error %g", main_device + 1, (int) seed,
@@ -150,7 +159,9 @@ static gcuda_status run_sched(enum net_kind kind, gcuda_backend_t * backends, fl
         for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {
             st = net_set(&net, (uint64_t) run);
             if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(sched, net.graph); }
-            if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(net.out, out + run * OUT, 0, OUT * sizeof *out); }
+            if (st == GCUDA_STATUS_SUCCESS) {
+                st = gcuda_backend_tensor_get(net.out, out + run * OUT, 0, OUT * sizeof *out);
+            }
         }
         net_end(&net);
     }
@@ -174,7 +185,8 @@ TEST(through_a_scheduler) {
             }
             REQUIRE(b[0] != NULL && b[1] != NULL && b[2] != NULL);
             CHECK_OK(run_sched((enum net_kind) kind, b, seed > 0 ? got : want));
-            CHECK_MSG(seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, N_RUNS * OUT));
+            CHECK_MSG(seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed,
+                nmse(got, want, N_RUNS * OUT));
             for (int i = 0; i < 2; ++i) { CHECK((n_concurrent(b[i]) > 0) == (seed > 0)); }
             for (int i = 0; i < 3; ++i) { gcuda_backend_free(b[i]); }
             clean();
@@ -184,7 +196,7 @@ TEST(through_a_scheduler) {
 
 // Towers of different heights from one tensor to one sum, of which some write in place, and one reads two others.
 static struct gcuda_tensor * towers(struct gcuda_context * ctx, struct gcuda_tensor * x, int n, int height) {
-    struct gcuda_tensor * base = gcuda_rms_norm(ctx, x, 1e-5f), * sum = NULL, * before = NULL;
+    struct gcuda_tensor *base = gcuda_rms_norm(ctx, x, 1e-5f), *sum = NULL, *before = NULL;
     for (int i = 0; i < n; ++i) {
         struct gcuda_tensor * t = gcuda_soft_max(ctx, gcuda_scale(ctx, base, 0.5f + (float) i));
         for (int k = 0; k < height + i % 3; ++k) {
@@ -235,8 +247,10 @@ TEST(towers_of_any_number) {
             fresh(1, MEMORY, seed);
             gcuda_backend_t backend = backend_with(GCUDA_CUDA_ON, seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
             run_towers(backend, counts[i], 64, got, 64);
-            CHECK_MSG(memcmp(got, want, sizeof got) == 0, "%d towers, order %d: error %g", counts[i], (int) seed, nmse(got, want, 3 * 64));
-            CHECK_MSG((n_concurrent(backend) > 0) == (counts[i] > 1), "%d towers: %d launches beside", counts[i], (int) n_concurrent(backend));
+            CHECK_MSG(memcmp(got, want, sizeof got) == 0, "%d towers, order %d: error %g", counts[i], (int) seed,
+                nmse(got, want, 3 * 64));
+            CHECK_MSG((n_concurrent(backend) > 0) == (counts[i] > 1), "%d towers: %d launches beside", counts[i],
+                (int) n_concurrent(backend));
             gcuda_backend_free(backend);
             clean();
         }
@@ -261,9 +275,11 @@ TEST(an_allocator_that_does_not_know) {
     is_concurrent = false;
     for (uint64_t seed = 0; seed <= 2 * n_seeds(); ++seed) {
         fresh(1, MEMORY, seed + 1);
-        gcuda_backend_t backend = backend_with(seed ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+        gcuda_backend_t backend =
+            backend_with(seed ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
         run_towers(backend, 9, 64, seed ? got : want, 64);
-        CHECK_MSG(seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, 3 * 64));
+        CHECK_MSG(
+            seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, 3 * 64));
         gcuda_backend_free(backend);
         clean();
     }
@@ -271,7 +287,12 @@ TEST(an_allocator_that_does_not_know) {
 }
 
 TEST(only_where_it_pays_and_when_asked_for) {
-    const struct { enum gcuda_cuda_switch on; const char * env; int64_t width; bool is_beside; } cases[] = {
+    const struct {
+        enum gcuda_cuda_switch on;
+        const char * env;
+        int64_t width;
+        bool is_beside;
+    } cases[] = {
         { GCUDA_CUDA_AUTO, NULL, 64, false }, { GCUDA_CUDA_AUTO, "1", 64, true }, { GCUDA_CUDA_AUTO, "0", 64, false },
         { GCUDA_CUDA_OFF, "1", 64, false }, { GCUDA_CUDA_ON, NULL, 64, true },
         { GCUDA_CUDA_ON, NULL, 1 << 22, false }, // 64 MiB a tensor: memory is busy anyway
@@ -291,8 +312,8 @@ TEST(only_where_it_pays_and_when_asked_for) {
 // The k-th call fails: what could not be made is done without, or a status, and then it works again.
 TEST(every_cuda_call_fails_in_turn) {
     static const char * const apis[] = { "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags", "cudaEventRecord",
-        "cudaStreamWaitEvent", "cudaMalloc", "cudaHostAlloc", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
-        "cudaGraphLaunch", "cudaMemsetAsync" };
+        "cudaStreamWaitEvent", "cudaMalloc", "cudaHostAlloc", "cudaStreamBeginCapture", "cudaStreamEndCapture",
+        "cudaGraphInstantiate", "cudaGraphLaunch", "cudaMemsetAsync" };
     float want[3 * 64], got[3 * 64];
     fresh(1, MEMORY, 1);
     gcuda_backend_t plain = backend_with(GCUDA_CUDA_OFF, GCUDA_CUDA_OFF);

@@ -24,10 +24,8 @@ TEST(shared_memory_stays_within_the_cap) {
     } cases[] = {
         { 47 * 1024, 0, GCUDA_STATUS_SUCCESS },
         { 47 * 1024 + 4, 0, GCUDA_STATUS_UNSUPPORTED }, // with the kernel's static arrays more than 48 KiB
-        { 47 * 1024 + 4, 48 * 1024, GCUDA_STATUS_UNSUPPORTED },
-        { 47 * 1024 + 4, MOST, GCUDA_STATUS_SUCCESS },
-        { MOST - 1024, MOST, GCUDA_STATUS_SUCCESS },
-        { MOST, MOST, GCUDA_STATUS_UNSUPPORTED },
+        { 47 * 1024 + 4, 48 * 1024, GCUDA_STATUS_UNSUPPORTED }, { 47 * 1024 + 4, MOST, GCUDA_STATUS_SUCCESS },
+        { MOST - 1024, MOST, GCUDA_STATUS_SUCCESS }, { MOST, MOST, GCUDA_STATUS_UNSUPPORTED },
         { MOST + 1024, 1 << 20, GCUDA_STATUS_FAILED }, // a cap above what the device has: CUDA says no
     };
     void * x = nullptr;

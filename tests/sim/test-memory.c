@@ -69,9 +69,7 @@ struct live {
 static void check_block(struct gcudai_cuda * cu, const struct live * live, int n) {
     const struct live * b = &live[n];
     CHECK((uintptr_t) b->ptr % 256 == 0);
-    for (int i = 0; i < n; ++i) {
-        CHECK(b->ptr + b->size <= live[i].ptr || live[i].ptr + live[i].size <= b->ptr);
-    }
+    for (int i = 0; i < n; ++i) { CHECK(b->ptr + b->size <= live[i].ptr || live[i].ptr + live[i].size <= b->ptr); }
     CHECK(cudaMemsetAsync(b->ptr, 1, b->size, cu->stream) == cudaSuccess);
 }
 
@@ -308,7 +306,8 @@ static int rights_of(int device, void * ptr) {
     void * address = NULL;
     const struct cu_location at = { 1, device };
     unsigned long long flags = 99;
-    CHECK(cudaGetDriverEntryPointByVersion("cuMemGetAccess", &address, 10020, cudaEnableDefault, &found) == cudaSuccess);
+    CHECK(
+        cudaGetDriverEntryPointByVersion("cuMemGetAccess", &address, 10020, cudaEnableDefault, &found) == cudaSuccess);
     memcpy(&get_access, &address, sizeof address);
     return address != NULL && get_access(&flags, &at, (unsigned long long) (uintptr_t) ptr) == 0 ? (int) flags : -1;
 }
@@ -527,7 +526,7 @@ static void * engine_alloc(void * user, int device, size_t size) { return counti
 static void engine_free(void * user, int device, void * ptr, size_t size) { counting_free(user, device, ptr, size); }
 
 TEST(the_example_of_the_readme) { // as written there
-    struct counting counted = counting_new(false), * engine = &counted;
+    struct counting counted = counting_new(false), *engine = &counted;
     fresh(1, 1024 * MB, 1);
     struct gcuda_cuda_params params = { 0 };
     params.memory_budget = (size_t) 512 << 20;
@@ -580,7 +579,8 @@ TEST(a_callers_allocator_gets_memory_back_when_all_work_on_it_is_done) {
         mine.pinned.user = &pinned;
         CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
         struct place p = place_begin();
-        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1000), * y = gcuda_sqr(p.ctx, gcuda_scale(p.ctx, x, 2.0f));
+        struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1000),
+                            *y = gcuda_sqr(p.ctx, gcuda_scale(p.ctx, x, 2.0f));
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, y));
         REQUIRE(place_alloc(&p, backend));
@@ -805,7 +805,8 @@ static gcuda_status products(gcuda_backend_t backend, int n, int share, float * 
     float *a = (float *) malloc(n_a * sizeof *a), *b = (float *) malloc(n_b * sizeof *b);
     struct place p = place_begin();
     struct gcuda_tensor *x = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, K, M, n),
-                        *y = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, K, N, n, share), *z = gcuda_mul_mat(p.ctx, x, y);
+                        *y = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, K, N, n, share),
+                        *z = gcuda_mul_mat(p.ctx, x, y);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     gcuda_status st = gcuda_build_forward_expand(graph, z);
     for (size_t i = 0; i < n_a; ++i) { a[i] = (float) (i % 7); }
@@ -848,7 +849,8 @@ TEST(cublas_works_in_memory_of_the_backends) {
 }
 
 TEST(a_failure_of_cublas_has_its_name) {
-    static const char * const apis[] = { "cublasSetStream", "cublasSetWorkspace", "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx" };
+    static const char * const apis[] = { "cublasSetStream", "cublasSetWorkspace", "cublasGemmStridedBatchedEx",
+        "cublasGemmBatchedEx" };
     static const char * const counters[] = { "cublasSetStream_v2", "cublasSetWorkspace_v2",
         "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx" };
     float value;
@@ -979,10 +981,12 @@ TEST(each_device_is_named_once) {
     static const struct {
         const char * name;
         bool lacks;
-    } chips[] = { { "NVIDIA GeForce MX450", true }, { "NVIDIA GeForce MX550", true }, { "NVIDIA GeForce GTX 1650 Ti", true },
-        { "NVIDIA GeForce MX4500", false }, { "NVIDIA GeForce GTX 1080", false }, { "NVIDIA GeForce RTX 2060", false } };
+    } chips[] = { { "NVIDIA GeForce MX450", true }, { "NVIDIA GeForce MX550", true },
+        { "NVIDIA GeForce GTX 1650 Ti", true }, { "NVIDIA GeForce MX4500", false },
+        { "NVIDIA GeForce GTX 1080", false }, { "NVIDIA GeForce RTX 2060", false } };
     const bool has_turing = strstr(gcuda_kernels_archs(), "750") != NULL;
-    for (size_t i = 0; i < sizeof chips / sizeof chips[0]; ++i) { // which get a line of advice beside, where they run code for 7.5
+    // which get a line of advice beside, where they run code for 7.5
+    for (size_t i = 0; i < sizeof chips / sizeof chips[0]; ++i) {
         struct gcudai_cuda_devices found;
         GCUDAI_ZERO(found);
         found.n = found.n_there = 1;
@@ -1015,9 +1019,9 @@ TEST(each_device_is_named_once) {
 // =====================================================================================================================
 // >>faults   the k-th call of a function fails: a status, or it did no harm; nothing leaks; all works again
 // =====================================================================================================================
-#define TRY(call)                                          \
-    do {                                                   \
-        const gcuda_status try_st = (call);                \
+#define TRY(call)                                              \
+    do {                                                       \
+        const gcuda_status try_st = (call);                    \
         if (try_st != GCUDA_STATUS_SUCCESS) { return try_st; } \
     } while (0)
 
@@ -1071,16 +1075,16 @@ static void fault_once(enum gcuda_cuda_pool kind, const char * api, long k, cuda
     const gcuda_status st = scenario(kind);
     CHECK_MSG(st == GCUDA_STATUS_SUCCESS || gcuda_last_error()[0] != '\0', "%s %ld: no message", api, k);
     sim_fail(api, 0, cudaSuccess);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k,
-        (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
     if (error != cudaErrorIllegalAddress) {
         struct gcuda_cuda_stats s;
         memset(&s, 0, sizeof s);
         if (gcuda_backend_cuda_get_device_count() > 0) { CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s)); }
         CHECK_MSG(s.reserved == 0 && s.pinned == 0, "%s %ld: %zu bytes still booked", api, k, s.reserved);
         gcuda_shutdown(); // a discovery that failed is repeated
-        CHECK_MSG(scenario(kind) == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k, (int) error,
-            gcuda_last_error());
+        CHECK_MSG(scenario(kind) == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k,
+            (int) error, gcuda_last_error());
     }
 }
 

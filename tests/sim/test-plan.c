@@ -64,7 +64,8 @@ static struct gcuda_cuda_plan_stats stats_of(gcuda_backend_t backend) {
 }
 
 // Both backends on the data that is there: the same bits in the result and in the cache.
-static void expect_same(struct model * m, gcuda_backend_t plain, gcuda_backend_t planned, gcuda_backend_graph_plan_t plan) {
+static void expect_same(
+    struct model * m, gcuda_backend_t plain, gcuda_backend_t planned, gcuda_backend_graph_plan_t plan) {
     static float want[M * 64], got[M * 64], want_cache[M * 64], got_cache[M * 64];
     CHECK_OK(gcuda_backend_graph_compute(plain, m->graph));
     CHECK_OK(gcuda_backend_tensor_get(m->y, want, 0, gcuda_nbytes(m->y)));
@@ -105,7 +106,8 @@ TEST(a_plan_gives_the_bits_of_its_nodes_run_after_run) {
         }
         const struct gcuda_cuda_plan_stats s = stats_of(planned);
         const uint64_t graphs = GCUDA_SIM_CC >= 700; // AUTO
-        CHECK(s.n_made == 1 && s.n_captures == graphs && s.n_graph_launches == 4 * graphs && s.n_plans == 0 && s.n_bytes == 0);
+        CHECK(s.n_made == 1 && s.n_captures == graphs && s.n_graph_launches == 4 * graphs && s.n_plans == 0 &&
+              s.n_bytes == 0);
         CHECK(stats_of(plain).n_made == 0);
         gcuda_backend_graph_plan_free(planned, plan);
         place_end(&m.p);
@@ -132,7 +134,8 @@ TEST(a_plan_follows_views_that_moved_and_other_parameters_when_told) {
         CHECK_OK(gcuda_backend_graph_plan_update(planned, plan, NULL));
         expect_same(&m, plain, planned, plan);
     }
-    // captured in run 1; in run 2 it turns out to move, so the graph is kept; from then on two nodes of five change, but in run 4
+    // captured in run 1; in run 2 it turns out to move, so the graph is kept; from then on two nodes of five change,
+    // but in run 4
     const struct gcuda_cuda_plan_stats s = stats_of(planned);
     CHECK(s.n_made == 1 && s.n_updated == 7 && s.n_graph_launches == 7 && s.n_captures == 3 && s.n_patched == 4);
     CHECK_EQ_I(sim_counts("cudaGraphInstantiate"), 3);
@@ -158,7 +161,8 @@ TEST(a_plan_follows_views_that_moved_and_other_parameters_when_told) {
     clean();
 }
 
-// What the caller changed of it before run `run`, which has to be seen whatever the way that the CUDA graph takes it over.
+// What the caller changed of it before run `run`, which has to be seen whatever the way that the CUDA graph takes it
+// over.
 static void change(struct model * m, int what, int run) {
     const float factor = 0.25f + 0.5f * (float) run;
     move_view(m, 5 * (run % 8));
@@ -199,10 +203,12 @@ static void find_each_step(enum gcuda_cuda_switch overlap) {
     gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = gcuda_backend_cuda_init_params(&params);
     struct place p = place_begin();
     REQUIRE(plain != NULL && planned != NULL);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, LONG), * y = x, * node[N_STEPS];
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, LONG), *y = x, *node[N_STEPS];
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     for (int i = 0; i < N_STEPS; ++i) { // a norm of a long row is several launches and has scratch
-        y = i % 3 == 0 ? gcuda_rms_norm(p.ctx, y, 1e-5f) : i % 3 == 1 ? gcuda_scale(p.ctx, y, 1.5f) : gcuda_leaky_relu(p.ctx, y, 0.5f, false);
+        y = i % 3 == 0   ? gcuda_rms_norm(p.ctx, y, 1e-5f)
+            : i % 3 == 1 ? gcuda_scale(p.ctx, y, 1.5f)
+                         : gcuda_leaky_relu(p.ctx, y, 0.5f, false);
         gcuda_set_output(y);
         node[i] = y;
         CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -240,15 +246,16 @@ TEST(each_step_is_found_in_the_graph) {
 
 // Where nodes cannot be found or changed, all is captured again, then and from then on, and nobody sees a difference.
 TEST(a_graph_that_cannot_be_changed_in_place_is_captured_again) {
-    static const char * const calls[] = { "cudaStreamGetCaptureInfo", "cudaGraphNodeGetDependencies", "cudaGraphKernelNodeGetParams",
-        "cudaGraphExecKernelNodeSetParams" };
+    static const char * const calls[] = { "cudaStreamGetCaptureInfo", "cudaGraphNodeGetDependencies",
+        "cudaGraphKernelNodeGetParams", "cudaGraphExecKernelNodeSetParams" };
     for (size_t i = 0; i < 2 * sizeof calls / sizeof calls[0]; ++i) {
         gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
         struct model m;
         REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
         model_fill(&m, 4);
         for (int run = 0; run < 8; ++run) {
-            if (run == 4) { sim_fail(calls[i / 2], 1 + (int) i % 2, cudaErrorInvalidValue); } // the second: when one is changed already
+            // the second: when one is changed already
+            if (run == 4) { sim_fail(calls[i / 2], 1 + (int) i % 2, cudaErrorInvalidValue); }
             change(&m, 0, run);
             expect_same(&m, plain, planned, NULL);
         }
@@ -268,8 +275,10 @@ TEST(another_kernel_is_captured_as_a_whole) {
     gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
     struct place p = place_begin();
     REQUIRE(plain != NULL && planned != NULL);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64), * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 256, 8);
-    struct gcuda_tensor * view = gcuda_view_1d(p.ctx, x, 32, 0), * a = gcuda_scale(p.ctx, w, 2.0f), * b = gcuda_sum_rows(p.ctx, a);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64),
+                        *w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 256, 8);
+    struct gcuda_tensor *view = gcuda_view_1d(p.ctx, x, 32, 0), *a = gcuda_scale(p.ctx, w, 2.0f),
+                        *b = gcuda_sum_rows(p.ctx, a);
     struct gcuda_tensor * u = gcuda_unary(p.ctx, view, GCUDA_UNARY_OP_NEG);
     gcuda_set_output(u);
     gcuda_set_output(b);
@@ -326,7 +335,9 @@ static bool sinks_make(struct sinks_graph * g, gcuda_backend_t backend, struct g
     }
     gcuda_set_output(g->y);
     g->graph = gcuda_new_graph(g->ctx);
-    g->buffer = gcuda_build_forward_expand(g->graph, g->y) == GCUDA_STATUS_SUCCESS ? gcuda_backend_alloc_ctx_tensors(g->ctx, backend) : NULL;
+    g->buffer = gcuda_build_forward_expand(g->graph, g->y) == GCUDA_STATUS_SUCCESS
+                    ? gcuda_backend_alloc_ctx_tensors(g->ctx, backend)
+                    : NULL;
     return g->buffer != NULL;
 }
 
@@ -347,8 +358,10 @@ static void expect_same_sinks(struct sinks_graph * g, gcuda_backend_t plain, gcu
 
 static void check_sinks(gcuda_backend_t plain, gcuda_backend_t planned, bool is_attention) {
     struct place p = place_begin();
-    struct gcuda_tensor * data[3], * places = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, SINKS_PLACES);
-    for (int i = 0; i < 3; ++i) { data[i] = gcuda_new_tensor_3d(p.ctx, i == 0 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 16, 32, SINKS_HEADS); }
+    struct gcuda_tensor *data[3], *places = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, SINKS_PLACES);
+    for (int i = 0; i < 3; ++i) {
+        data[i] = gcuda_new_tensor_3d(p.ctx, i == 0 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 16, 32, SINKS_HEADS);
+    }
     REQUIRE(place_alloc(&p, plain));
     float v[16 * 32 * SINKS_HEADS], logits[64 * SINKS_PLACES];
     for (int i = 0; i < 16 * 32 * SINKS_HEADS; ++i) { v[i] = (float) (i * 37 % 23) / 7.0f - 1.5f; }
@@ -446,7 +459,8 @@ TEST(a_graph_finds_its_plan_by_shape) {
     }
     for (int run = 0; run < 3; ++run) { expect_same(&m[0], plain, planned, NULL); }
     struct gcuda_cuda_plan_stats s = stats_of(planned);
-    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == 2 && s.n_updated == 0 && s.n_captures == 1 && s.n_graph_launches == 2);
+    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == 2 && s.n_updated == 0 && s.n_captures == 1 &&
+          s.n_graph_launches == 2);
     CHECK(s.n_bytes > 0);
     for (int run = 0; run < 3; ++run) { // with other weights they keep plans of their own
         for (int i = 0; i < 6; ++i) { expect_same(&m[i], plain, planned, NULL); }
@@ -470,7 +484,7 @@ TEST(a_graph_finds_its_plan_by_shape) {
 TEST(a_few_runs_of_one_model_keep_plans_of_their_own) {
     gcuda_backend_t planned = backend_with(0, GCUDA_CUDA_ON);
     struct place weights = place_begin(), runs[6];
-    struct gcuda_tensor * leaf[5], * y[6];
+    struct gcuda_tensor *leaf[5], *y[6];
     struct gcuda_cgraph * graph[6];
     for (int k = 0; k < 5; ++k) { leaf[k] = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, N, N); }
     REQUIRE(planned != NULL && place_alloc(&weights, planned));
@@ -551,7 +565,8 @@ static void attention_build(struct attention * a, int64_t n, bool is_dynamic) {
     }
     struct gcuda_tensor * flash = gcuda_flash_attn_ext(ctx, q, k, v, mask, 0.25f, 0.0f, 0.0f); // HEAD, HEADS, QUERIES
     struct gcuda_tensor * scores = gcuda_soft_max_ext(ctx, gcuda_mul_mat(ctx, k, q), mask, 0.25f, 0.0f);
-    struct gcuda_tensor * plain = gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, v)), scores); // HEAD, QUERIES, HEADS
+    // HEAD, QUERIES, HEADS
+    struct gcuda_tensor * plain = gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, v)), scores);
     plain = gcuda_cont(ctx, gcuda_permute(ctx, plain, 0, 2, 1, 3));
     a->y = gcuda_mul_mat(ctx, a->w, gcuda_add(ctx, flash, plain));
     gcuda_set_output(a->y);
@@ -577,7 +592,8 @@ static const int64_t lengths[] = { 7, 8, 9, 10, 64, 33, 34, 35, 36, 36, 1 };
 enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
 
 // The bits of node by node at every length. Reserved for the longest, so that results stay where they are.
-static void run_lengths(struct attention * a, gcuda_backend_t by, gcuda_backend_t plain, gcuda_backend_graph_plan_t plan, bool is_dynamic) {
+static void run_lengths(
+    struct attention * a, gcuda_backend_t by, gcuda_backend_t plain, gcuda_backend_graph_plan_t plan, bool is_dynamic) {
     float want[HEAD * HEADS * QUERIES], got[HEAD * HEADS * QUERIES];
     attention_build(a, ROWS, is_dynamic);
     CHECK_OK(gcuda_gallocr_reserve(a->alloc, a->graph));
@@ -592,15 +608,17 @@ static void run_lengths(struct attention * a, gcuda_backend_t by, gcuda_backend_
 }
 
 TEST(a_cache_that_grows_needs_no_new_plan) {
-    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), declared = backend_with(0, GCUDA_CUDA_ON), not = backend_with(0, GCUDA_CUDA_ON);
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), declared = backend_with(0, GCUDA_CUDA_ON),
+                    not = backend_with(0, GCUDA_CUDA_ON);
     struct attention a;
     REQUIRE(plain != NULL && declared != NULL && not != NULL && attention_begin(&a, plain));
     run_lengths(&a, declared, plain, NULL, true);
     struct gcuda_cuda_plan_stats s = stats_of(declared);
-    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == N_LENGTHS - 1 && s.n_updated == N_LENGTHS - 2); // 36 came twice
+    // 36 came twice
+    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == N_LENGTHS - 1 && s.n_updated == N_LENGTHS - 2);
     CHECK(s.n_graph_launches == N_LENGTHS - 1);
     run_lengths(&a, not, plain, NULL, false);
-    CHECK(stats_of(not).n_made == N_LENGTHS - 1);
+    CHECK(stats_of(not ).n_made == N_LENGTHS - 1);
     // a plan of the caller's
     attention_build(&a, 5, true);
     CHECK_OK(gcuda_gallocr_alloc_graph(a.alloc, a.graph));
@@ -610,14 +628,14 @@ TEST(a_cache_that_grows_needs_no_new_plan) {
     CHECK(stats_of(declared).n_made == 2);
     gcuda_backend_graph_plan_free(declared, plan);
     attention_end(&a);
-    gcuda_backend_free(not);
+    gcuda_backend_free(not );
     gcuda_backend_free(declared);
     gcuda_backend_free(plain);
     clean();
 }
 
-// Four layers of attention with masks 0, 0, 1, 0 of n positions, which have classes from 5 tiles of 64 on; `is_written`: mask 0 becomes mask 1
-// before the third layer.
+// Four layers of attention with masks 0, 0, 1, 0 of n positions, which have classes from 5 tiles of 64 on;
+// `is_written`: mask 0 becomes mask 1 before the third layer.
 enum { MASK_TOKENS = 5, MASK_MOST = 700, MASK_LAYERS = 4 };
 struct masked {
     struct place weights;
@@ -640,7 +658,9 @@ static bool masked_begin(struct masked * m, gcuda_backend_t backend) {
     if (m->ctx == NULL || m->alloc == NULL || !place_alloc(&m->weights, backend)) { return false; }
     fill_floats(m->q, 3);
     for (int i = 0; i < 2; ++i) {
-        for (int k = 0; k < MASK_MOST * HEAD; ++k) { halfs[k] = (uint16_t) (0x3000 + (k * 37 + 11 * i) % 0x800 + (k % 3 == 0) * 0x8000); }
+        for (int k = 0; k < MASK_MOST * HEAD; ++k) {
+            halfs[k] = (uint16_t) (0x3000 + (k * 37 + 11 * i) % 0x800 + (k % 3 == 0) * 0x8000);
+        }
         CHECK_OK(gcuda_backend_tensor_set(i == 0 ? m->k : m->v, halfs, 0, sizeof halfs));
     }
     return true;
@@ -651,7 +671,7 @@ static void masked_build(struct masked * m, int64_t n, bool is_written) {
     struct gcuda_context * ctx = m->ctx;
     struct gcuda_tensor * k = gcuda_view_3d(ctx, m->k, HEAD, n, 1, m->k->nb[1], m->k->nb[2], 0);
     struct gcuda_tensor * v = gcuda_view_3d(ctx, m->v, HEAD, n, 1, m->v->nb[1], m->v->nb[2], 0);
-    struct gcuda_tensor * q = m->q, * mask[MASK_LAYERS];
+    struct gcuda_tensor *q = m->q, *mask[MASK_LAYERS];
     gcuda_set_dynamic(k);
     gcuda_set_dynamic(v);
     for (int i = 0; i < 2; ++i) {
@@ -663,7 +683,8 @@ static void masked_build(struct masked * m, int64_t n, bool is_written) {
     for (int i = 0; i < MASK_LAYERS; ++i) { mask[i] = m->masks[i == 2]; }
     for (int i = 0; i < MASK_LAYERS; ++i) {
         if (is_written && i == 2) { mask[2] = mask[3] = gcuda_cpy(ctx, m->masks[1], m->masks[0]); }
-        struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, q, k, v, mask[i], 0.25f + 0.1f * (float) i, 0.0f, 0.0f); // HEAD, 1, MASK_TOKENS
+        // HEAD, 1, MASK_TOKENS
+        struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, q, k, v, mask[i], 0.25f + 0.1f * (float) i, 0.0f, 0.0f);
         q = gcuda_add(ctx, q, gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 2, 1, 3)));
     }
     m->y = q;
@@ -673,14 +694,17 @@ static void masked_build(struct masked * m, int64_t n, bool is_written) {
 }
 
 // Masks that hide other tiles with every seed.
-static void masked_compute(struct masked * m, gcuda_backend_t by, gcuda_backend_graph_plan_t plan, int seed, float * y) {
+static void masked_compute(
+    struct masked * m, gcuda_backend_t by, gcuda_backend_graph_plan_t plan, int seed, float * y) {
     static uint16_t mask[MASK_MOST * MASK_TOKENS];
     const int64_t n = m->masks[0]->ne[0];
     CHECK_OK(gcuda_gallocr_alloc_graph(m->alloc, m->graph));
     for (int i = 0; i < 2; ++i) {
         for (int64_t k = 0; k < n * MASK_TOKENS; ++k) {
             const int64_t j = k % n, token = k / n;
-            mask[k] = (j / 64 + seed + i) % 3 == 0 || j > n - 30 + 5 * token + seed ? 0xfc00 : (j / 64 + seed) % 4 == 1 ? (uint16_t) (0x3800 + j + i) : 0;
+            mask[k] = (j / 64 + seed + i) % 3 == 0 || j > n - 30 + 5 * token + seed ? 0xfc00
+                      : (j / 64 + seed) % 4 == 1                                    ? (uint16_t) (0x3800 + j + i)
+                                                                                    : 0;
         }
         CHECK_OK(gcuda_backend_tensor_set(m->masks[i], mask, 0, (size_t) (n * MASK_TOKENS) * 2));
     }
@@ -741,7 +765,7 @@ TEST(what_is_empty_and_what_is_not_are_plans_apart) {
     struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, 5);
     struct gcuda_cgraph * graph[3];
     for (int i = 0; i < 3; ++i) { // 0, 5 and 2 rows
-        struct gcuda_tensor * view = gcuda_view_2d(p.ctx, x, N, i == 0 ? 0 : i == 1 ? 5 : 2, x->nb[1], 0), * y = view;
+        struct gcuda_tensor *view = gcuda_view_2d(p.ctx, x, N, i == 0 ? 0 : i == 1 ? 5 : 2, x->nb[1], 0), *y = view;
         gcuda_set_dynamic(view);
         for (int k = 0; k < 6; ++k) { y = gcuda_soft_max(p.ctx, y); }
         graph[i] = gcuda_new_graph(p.ctx);
@@ -772,7 +796,8 @@ TEST(the_cache_stays_within_its_bounds) {
             model_fill(&m, i);
             expect_same(&m, plain, planned, NULL);
             const struct gcuda_cuda_plan_stats s = stats_of(planned);
-            CHECK(s.n_plans >= 1 && (kind == 1 || s.n_plans <= 3) && s.n_bytes <= (kind == 1 ? 60000u : (size_t) 64 * MB));
+            CHECK(s.n_plans >= 1 && (kind == 1 || s.n_plans <= 3) &&
+                  s.n_bytes <= (kind == 1 ? 60000u : (size_t) 64 * MB));
             place_end(&m.p);
         }
         CHECK(stats_of(planned).n_evicted > 5);
@@ -816,7 +841,8 @@ TEST(no_cuda_graph_by_option_environment_profile_and_callback) {
         expect_same(&m, plain, by_env, NULL);
         expect_same(&m, plain, on, NULL);
     }
-    CHECK(stats_of(off).n_graph_launches == 0 && stats_of(by_env).n_graph_launches == 0 && stats_of(on).n_graph_launches == 2);
+    CHECK(stats_of(off).n_graph_launches == 0 && stats_of(by_env).n_graph_launches == 0 &&
+          stats_of(on).n_graph_launches == 2);
     CHECK_OK(gcuda_cuda_profile_begin(on));
     expect_same(&m, plain, on, NULL);
     CHECK(stats_of(on).n_graph_launches == 2);
@@ -842,7 +868,8 @@ static void count_lines(enum gcuda_log_level level, const char * text, void * us
 }
 
 TEST(a_capture_that_fails_is_one_line_and_the_plan_does_without) {
-    static const char * const calls[] = { "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch" };
+    static const char * const calls[] = { "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
+        "cudaGraphLaunch" };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; ++i) {
         gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
         struct model m;
@@ -867,7 +894,8 @@ TEST(trimmed_scratch_is_captured_again) {
     gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
     struct place p = place_begin();
     REQUIRE(plain != NULL && planned != NULL);
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 50000), * y = gcuda_rms_norm(p.ctx, x, 1e-5f); // in parts
+    // in parts
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 50000), *y = gcuda_rms_norm(p.ctx, x, 1e-5f);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     REQUIRE(place_alloc(&p, plain));
@@ -929,7 +957,8 @@ TEST(bad_indices_are_found_in_replays) {
     for (int run = 0; run < 6; ++run) {
         const int32_t row = run % 2 == 0 ? 0 : 99;
         CHECK_OK(gcuda_backend_tensor_set(m.rows, &row, 0, sizeof row));
-        CHECK(gcuda_backend_graph_compute(backend, m.graph) == (run % 2 == 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_DATA));
+        CHECK(gcuda_backend_graph_compute(backend, m.graph) ==
+              (run % 2 == 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_DATA));
     }
     CHECK(stats_of(backend).n_graph_launches == 5);
     place_end(&m.p);
@@ -973,8 +1002,8 @@ TEST(threads_capture_beside_each_other) {
 // =====================================================================================================================
 // >>faults
 // =====================================================================================================================
-// The model six times, by the cache and by a plan of its own: where it is, launched and captured; much of it changed, updated as a
-// whole; then moving, captured to be kept, changed in place twice. SUCCESS, or the first failure.
+// The model six times, by the cache and by a plan of its own: where it is, launched and captured; much of it changed,
+// updated as a whole; then moving, captured to be kept, changed in place twice. SUCCESS, or the first failure.
 static gcuda_status six_runs(gcuda_backend_t backend, struct model * m) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, m->graph);
@@ -1007,19 +1036,24 @@ static bool fault_once(const char * api, long k, cudaError_t error) {
     const gcuda_status st = six_runs(planned, &m);
     const bool came = sim_failed() > 0;
     sim_fail(api, 0, cudaSuccess);
-    if (st != GCUDA_STATUS_SUCCESS) { CHECK_MSG(came && gcuda_last_error()[0] != '\0', "%s %ld: no fault, or no message", api, k); }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        CHECK_MSG(came && gcuda_last_error()[0] != '\0', "%s %ld: no fault, or no message", api, k);
+    }
     if (!is_sticky) {
         model_fill(&m, 4);
         for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
     } else if (came) {
-        CHECK_MSG(gcuda_backend_graph_compute(planned, m.graph) != GCUDA_STATUS_SUCCESS, "%s %ld: works on a lost device", api, k);
+        CHECK_MSG(gcuda_backend_graph_compute(planned, m.graph) != GCUDA_STATUS_SUCCESS,
+            "%s %ld: works on a lost device", api, k);
         const gcuda_status sync = gcuda_backend_synchronize(planned);
-        CHECK_MSG(sync == GCUDA_STATUS_DEVICE_LOST, "%s %ld: a lost device, but synchronize says %d", api, k, (int) sync);
+        CHECK_MSG(
+            sync == GCUDA_STATUS_DEVICE_LOST, "%s %ld: a lost device, but synchronize says %d", api, k, (int) sync);
     }
     place_end(&m.p);
     gcuda_backend_free(planned);
     gcuda_backend_free(plain);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
     return came;
 }
 
@@ -1035,7 +1069,9 @@ TEST(every_cuda_call_fails_in_turn) {
         for (int e = is_kernel ? 2 : 0; e < (is_blas ? 1 : 3); ++e) {
             const cudaError_t error = is_blas ? (cudaError_t) 13 : errors[e];
             long k = 1;
-            while (fault_once(names[i], k, error) && test_all.n_bad_checks == 0) { k += test_full() || k < 12 ? 1 : 1 + k / 4; }
+            while (fault_once(names[i], k, error) && test_all.n_bad_checks == 0) {
+                k += test_full() || k < 12 ? 1 : 1 + k / 4;
+            }
         }
     }
     clean();
@@ -1128,7 +1164,8 @@ TEST(graphs_are_copied_between_devices_and_compared_node_by_node) {
             CHECK_OK(gcuda_backend_compare_graph_backend(all[from], all[to], m.graph, compare_floats, &c, NULL, 0));
             CHECK_MSG(c.n == 6 && c.worst < 1e-9, "%d to %d: %d nodes, error %g", from, to, c.n, c.worst);
             c.n = 0;
-            CHECK_OK(gcuda_backend_compare_graph_backend(all[from], all[to], m.graph, compare_floats, &c, &m.y, 1)); // fused
+            // fused
+            CHECK_OK(gcuda_backend_compare_graph_backend(all[from], all[to], m.graph, compare_floats, &c, &m.y, 1));
             CHECK_MSG(c.n == 1 && c.worst < 1e-9, "%d to %d: %d results, error %g", from, to, c.n, c.worst);
         }
         place_end(&m.p);
@@ -1137,9 +1174,11 @@ TEST(graphs_are_copied_between_devices_and_compared_node_by_node) {
     clean();
 }
 
-// Each call of CUDA's in turn while a graph is copied from one device to another, compared there: a status, and nothing left behind.
+// Each call of CUDA's in turn while a graph is copied from one device to another, compared there: a status, and nothing
+// left behind.
 TEST(a_copy_that_fails_leaves_nothing) {
-    static const char * const calls[] = { "cudaMalloc", "cudaMemcpyAsync", "cudaMemcpyPeerAsync", "cudaStreamSynchronize", "cudaEventRecord" };
+    static const char * const calls[] = { "cudaMalloc", "cudaMemcpyAsync", "cudaMemcpyPeerAsync",
+        "cudaStreamSynchronize", "cudaEventRecord" };
     int n_failed = 0;
     for (int call = 0; call < 5; ++call) {
         bool came = true;
@@ -1154,12 +1193,15 @@ TEST(a_copy_that_fails_leaves_nothing) {
             struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(two, m.graph);
             const bool has_copied = copy.graph != NULL;
             gcuda_backend_graph_copy_free(copy);
-            gcuda_status st = has_copied ? gcuda_backend_compare_graph_backend(one, two, m.graph, compare_floats, &c, NULL, 0) : GCUDA_STATUS_FAILED;
+            gcuda_status st = has_copied
+                                  ? gcuda_backend_compare_graph_backend(one, two, m.graph, compare_floats, &c, NULL, 0)
+                                  : GCUDA_STATUS_FAILED;
             st = st == GCUDA_STATUS_SUCCESS ? c.st : st;
             came = sim_failed() > 0;
             sim_fail(calls[call], 0, cudaSuccess);
             n_failed += st != GCUDA_STATUS_SUCCESS;
-            CHECK_MSG(st == GCUDA_STATUS_SUCCESS || (came && gcuda_last_error()[0] != '\0'), "%s %d: no fault, or no message", calls[call], k);
+            CHECK_MSG(st == GCUDA_STATUS_SUCCESS || (came && gcuda_last_error()[0] != '\0'),
+                "%s %d: no fault, or no message", calls[call], k);
             CHECK_OK(copy_to(one, two, &m, true)); // all is usable
             place_end(&m.p);
             gcuda_backend_free(two);
@@ -1177,9 +1219,11 @@ TEST(a_product_is_chosen_once_per_plan) {
     REQUIRE(backend != NULL);
     const struct gcudai_cuda * cu = (const struct gcudai_cuda *) backend;
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 20), * y = x, * product = NULL;
-    struct gcuda_tensor * w[2] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, K), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, K) };
-    struct gcuda_tensor * experts = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F16, K, K, 4), * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, 20);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 20), *y = x, *product = NULL;
+    struct gcuda_tensor * w[2] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, K),
+        gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, K) };
+    struct gcuda_tensor *experts = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F16, K, K, 4),
+                        *ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, 20);
     for (int i = 0; i < LAYERS; ++i) { // fused and not
         product = gcuda_mul_mat(p.ctx, w[0], gcuda_rms_norm(p.ctx, y, 1e-5f));
         y = gcuda_mul_mat(p.ctx, w[1], gcuda_silu(p.ctx, gcuda_add(p.ctx, product, x)));
@@ -1223,8 +1267,8 @@ TEST(a_product_is_chosen_once_per_plan) {
 // =====================================================================================================================
 // >>speed
 // =====================================================================================================================
-// Of the host: making a plan of 1,000 nodes, and replaying it, without what the launch of the CUDA graph takes. The least of
-// several times, because the machine has other things to do.
+// Of the host: making a plan of 1,000 nodes, and replaying it, without what the launch of the CUDA graph takes. The
+// least of several times, because the machine has other things to do.
 static double least_us(double least, int64_t begin_us) {
     const double us = (double) (gcuda_time_us() - begin_us);
     return us < least ? us : least;
@@ -1239,7 +1283,8 @@ static double least_us(double least, int64_t begin_us) {
 // Processor time of this thread: what other programs take meanwhile is not counted.
 static int64_t thread_us(void) {
     struct timespec t;
-    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000 : gcuda_time_us();
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000
+                                                           : gcuda_time_us();
 }
 static double least_thread_us(double least, int64_t begin_us) {
     const double us = (double) (thread_us() - begin_us);
@@ -1252,7 +1297,9 @@ static double look_up_ns(struct gcudai_cuda * cu, const struct gcuda_cgraph * gr
     for (int i = 0; i < 50; ++i) {
         struct gcudai_cuda_plan * plan = NULL;
         const int64_t begin = thread_us();
-        for (int k = 0; k < 10; ++k) { CHECK(gcudai_cuda_cache_find(cu, graph, &plan) == GCUDA_STATUS_SUCCESS && plan != NULL); }
+        for (int k = 0; k < 10; ++k) {
+            CHECK(gcudai_cuda_cache_find(cu, graph, &plan) == GCUDA_STATUS_SUCCESS && plan != NULL);
+        }
         us = least_thread_us(us, begin);
     }
     return us * 100.0 / graph->n_nodes;
@@ -1263,7 +1310,7 @@ TEST(plans_are_made_and_replayed_quickly) {
     gcuda_backend_t backend = backend_with(0, GCUDA_CUDA_ON);
     struct place p = place_begin();
     struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4);
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 4), * y = x;
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 4), *y = x;
     for (int i = 0; i < N_NODES / 4; ++i) { // a norm, a product, a sum, an activation
         y = gcuda_silu(p.ctx, gcuda_add(p.ctx, gcuda_mul_mat(p.ctx, w, gcuda_rms_norm(p.ctx, y, 1e-5f)), x));
     }
@@ -1350,9 +1397,11 @@ TEST(plans_are_made_and_replayed_quickly) {
     replay_us /= 100.0;
     const double lookup_ns = look_up_ns(cu, graph);
     printf("  1,000 nodes in %d launches: plan %.0f us, replay %.2f us and the launch, update without changes %.0f us, "
-           "of 250 nodes %.0f us and %.0f us of capture, of one node %.0f us and %.1f us in place, from the cache %.0f us and the launch "
+           "of 250 nodes %.0f us and %.0f us of capture, of one node %.0f us and %.1f us in place, "
+           "from the cache %.0f us and the launch "
            "(%.0f us here), look-up %.0f ns a node\n",
-        made->n_steps, make_us, replay_us, follow_us, update_us, capture_us - launch_us, one_us, patch_us, raw_us - launch_us, launch_us, lookup_ns);
+        made->n_steps, make_us, replay_us, follow_us, update_us, capture_us - launch_us, one_us, patch_us,
+        raw_us - launch_us, launch_us, lookup_ns);
     CHECK_MSG(make_us <= make_us_most, "a plan of 1,000 nodes takes %.0f us", make_us);
     CHECK_MSG(lookup_ns <= lookup_ns_most, "a look-up takes %.0f ns a node", lookup_ns);
     CHECK_MSG(patch_us <= 100.0, "one node in place takes %.1f us", patch_us); // the whole anew: 770

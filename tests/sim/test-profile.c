@@ -244,7 +244,8 @@ TEST(traces_are_json_whatever_the_names) {
         { "say \"hi\" \\ / \b\f\n\r\t\x01\x7f", "'say \"hi\" \\\\ / \\x08\\x0c\\n\\r\\t\\x01\\x7f'" },
         { "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80", "'gr\\xfc\\xdf \\u20ac \\U0001f600'" },
         { "cut \xe2\x82", "'cut \\ufffd\\ufffd'" },
-        { "bad \xff\xc0\xaf \xed\xa0\x80 \xf5\x80", "'bad \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd'" },
+        { "bad \xff\xc0\xaf \xed\xa0\x80 \xf5\x80",
+            "'bad \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd'" },
         { "long \xe0\x80\x80 \xf0\x8f\xbf\xbf \xf4\x90\x80\x80",
             "'long \\ufffd\\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\\ufffd \\ufffd\\ufffd\\ufffd\\ufffd'" },
     };
@@ -267,7 +268,8 @@ TEST(traces_are_json_whatever_the_names) {
 }
 
 // The two examples of README.md, as written there.
-static gcuda_status readme_upload(gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_tensor * weights, const void * data) {
+static gcuda_status readme_upload(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_tensor * weights, const void * data) {
     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
     gcuda_cuda_ticket ticket;
     gcuda_status st = gcuda_cuda_upload(up, weights, data, 0, gcuda_nbytes(weights), &ticket);
@@ -349,7 +351,9 @@ TEST(out_of_host_memory_is_a_status) {
 static gcuda_status profile_some(struct work * w, size_t * n_records) {
     const struct gcuda_cuda_profile_record * r = NULL;
     gcuda_status st = gcuda_cuda_profile_begin(w->backend);
-    for (int i = 0; i < 3 && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcuda_backend_graph_compute(w->backend, w->graph); }
+    for (int i = 0; i < 3 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcuda_backend_graph_compute(w->backend, w->graph);
+    }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_profile_get(w->backend, &r, n_records); }
     for (size_t i = 0; i < *n_records; ++i) { CHECK(r[i].us > 0.0); }
     const gcuda_status end = gcuda_cuda_profile_end(w->backend);
@@ -367,20 +371,22 @@ static bool profile_fault(const char * api, int k, cudaError_t error, bool is_st
     const bool came = sim_failed() > 0;
     // asked only to put the caller's device back; without an answer the context that was pushed is popped all the same
     const bool is_harmless = strcmp(api, "cudaGetDevice") == 0;
-    CHECK_MSG(came == (st != GCUDA_STATUS_SUCCESS) || is_harmless, "%s %d with error %d: status %d", api, k, (int) error,
-        (int) st);
-    CHECK_MSG(st != GCUDA_STATUS_SUCCESS || n == 3 * N_NODES, "%s %d with error %d: records are missing", api, k, (int) error);
+    CHECK_MSG(came == (st != GCUDA_STATUS_SUCCESS) || is_harmless, "%s %d with error %d: status %d", api, k,
+        (int) error, (int) st);
+    CHECK_MSG(st != GCUDA_STATUS_SUCCESS || n == 3 * N_NODES, "%s %d with error %d: records are missing", api, k,
+        (int) error);
     sim_fail(api, 0, cudaSuccess);
     n = 0;
     const gcuda_status again = profile_some(&w, &n);
     if (is_sticky && came) {
         CHECK_MSG(again == GCUDA_STATUS_DEVICE_LOST, "%s %d: a lost device, status %d", api, k, (int) again);
     } else {
-        CHECK_MSG(again == GCUDA_STATUS_SUCCESS && n == 3 * N_NODES, "%s %d with error %d: not usable again: %s", api, k,
-            (int) error, gcuda_last_error());
+        CHECK_MSG(again == GCUDA_STATUS_SUCCESS && n == 3 * N_NODES, "%s %d with error %d: not usable again: %s", api,
+            k, (int) error, gcuda_last_error());
     }
     work_end(&w);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
     return came;
 }
 

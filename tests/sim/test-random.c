@@ -1,8 +1,8 @@
-// Random graphs on the simulated device. The same graph, made twice from one seed: in memory of its own and launched node
-// by node, and in memory that the graph allocator reuses, planned, fused, captured and replayed on other data. Bits are the
-// same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Half of the graphs are strict;
-// in the others scale and soft_max may round less often, and those that do are near. Then the same graphs through the scheduler,
-// over GPUs and the CPU.
+// Random graphs on the simulated device. The same graph, made twice from one seed: in memory of its own and launched
+// node by node, and in memory that the graph allocator reuses, planned, fused, captured and replayed on other data.
+// Bits are the same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Half of
+// the graphs are strict; in the others scale and soft_max may round less often, and those that do are near. Then the
+// same graphs through the scheduler, over GPUs and the CPU.
 //
 //   GCUDA_RANDOM_SEED=17 build/sim/test-random      that seed alone
 #define GCUDA_IMPLEMENTATION
@@ -37,7 +37,8 @@ static uint64_t next(struct gen * g) {
 }
 static int below(struct gen * g, int n) { return (int) (next(g) % (uint64_t) n); }
 
-static struct gcuda_tensor * leaf(struct gen * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, int64_t limit) {
+static struct gcuda_tensor * leaf(
+    struct gen * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, int64_t limit) {
     if (g->n_leafs == MAX_LEAFS) { return NULL; }
     struct gcuda_tensor * t = gcuda_new_tensor_4d(g->ctx, type, ne0, ne1, ne2, ne3);
     if (t != NULL) {
@@ -77,20 +78,27 @@ enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 105 }; // and the blocks, see belo
 
 // A node of some kind over what is there; NULL: it does not fit.
 static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
-    static const enum gcuda_unary_op unary[] = { GCUDA_UNARY_OP_NEG, GCUDA_UNARY_OP_TANH, GCUDA_UNARY_OP_ELU, GCUDA_UNARY_OP_SIGMOID,
-        GCUDA_UNARY_OP_GELU, GCUDA_UNARY_OP_GELU_QUICK, GCUDA_UNARY_OP_SILU, GCUDA_UNARY_OP_HARDSWISH, GCUDA_UNARY_OP_SOFTPLUS,
-        GCUDA_UNARY_OP_GELU_ERF, GCUDA_UNARY_OP_RELU, GCUDA_UNARY_OP_ABS };
+    static const enum gcuda_unary_op unary[] = { GCUDA_UNARY_OP_NEG, GCUDA_UNARY_OP_TANH, GCUDA_UNARY_OP_ELU,
+        GCUDA_UNARY_OP_SIGMOID, GCUDA_UNARY_OP_GELU, GCUDA_UNARY_OP_GELU_QUICK, GCUDA_UNARY_OP_SILU,
+        GCUDA_UNARY_OP_HARDSWISH, GCUDA_UNARY_OP_SOFTPLUS, GCUDA_UNARY_OP_GELU_ERF, GCUDA_UNARY_OP_RELU,
+        GCUDA_UNARY_OP_ABS };
     struct gcuda_context * c = g->ctx;
-    struct gcuda_tensor * a = any(g), * d = NULL;
+    struct gcuda_tensor *a = any(g), *d = NULL;
     switch (kind) {
-        case 0: case 1: return gcuda_add(c, a, small(g, a));
+        case 0:
+        case 1: return gcuda_add(c, a, small(g, a));
         case 2: return gcuda_sub(c, a, small(g, a));
-        case 3: case 4: return gcuda_mul(c, a, small(g, a));
+        case 3:
+        case 4: return gcuda_mul(c, a, small(g, a));
         case 5: return gcuda_scale_bias(c, a, 0.7f, below(g, 2) ? 0.0f : 0.1f);
-        case 6: case 7: return gcuda_unary(c, dense(g, a), unary[below(g, 12)]);
+        case 6:
+        case 7: return gcuda_unary(c, dense(g, a), unary[below(g, 12)]);
         case 8: return gcuda_rms_norm(c, dense(g, a), 1e-5f);
-        case 9: case 10: d = dense(g, a); return gcuda_mul(c, gcuda_rms_norm(c, d, 1e-5f), f32(g, d->ne[0], 1, 1, 1));
-        case 11: d = gcuda_add(c, dense(g, a), like(g, a)); return gcuda_mul(c, gcuda_rms_norm(c, d, 1e-5f), f32(g, d->ne[0], 1, 1, 1));
+        case 9:
+        case 10: d = dense(g, a); return gcuda_mul(c, gcuda_rms_norm(c, d, 1e-5f), f32(g, d->ne[0], 1, 1, 1));
+        case 11:
+            d = gcuda_add(c, dense(g, a), like(g, a));
+            return gcuda_mul(c, gcuda_rms_norm(c, d, 1e-5f), f32(g, d->ne[0], 1, 1, 1));
         case 12: return gcuda_norm(c, dense(g, a), 1e-3f);
         case 13: return gcuda_l2_norm(c, dense(g, a), 1e-3f);
         case 14: return gcuda_soft_max(c, dense(g, a));
@@ -100,13 +108,18 @@ static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
         case 18: return gcuda_mean(c, dense(g, a));
         case 19: return gcuda_mul_mat(c, f32(g, a->ne[0], 1 + below(g, 20), 1, 1), a);
         case 20: return gcuda_mul_mat(c, dense(g, a), f32(g, a->ne[0], 1 + below(g, 20), a->ne[2], a->ne[3]));
-        case 21: d = dense(g, a); return gcuda_rope(c, d, leaf(g, GCUDA_TYPE_I32, d->ne[2], 1, 1, 1, 100), (int) d->ne[0] / 2 * 2, below(g, 2) ? 2 : 0);
+        case 21:
+            d = dense(g, a);
+            return gcuda_rope(
+                c, d, leaf(g, GCUDA_TYPE_I32, d->ne[2], 1, 1, 1, 100), (int) d->ne[0] / 2 * 2, below(g, 2) ? 2 : 0);
         case 22: return gcuda_concat(c, a, like(g, a), below(g, 4));
         case 23: return gcuda_pad(c, a, below(g, 4), below(g, 3), 0, below(g, 2));
         case 24: return gcuda_transpose(c, a);
         case 25: return gcuda_permute(c, a, 0, 2, 1, 3);
         case 26: d = dense(g, a); return gcuda_reshape_2d(c, d, d->ne[0] * d->ne[1], d->ne[2] * d->ne[3]);
-        case 27: return a->ne[1] > 1 ? gcuda_view_3d(c, a, a->ne[0], a->ne[1] - 1, a->ne[2], a->nb[1], a->nb[2], a->nb[1]) : NULL;
+        case 27:
+            return a->ne[1] > 1 ? gcuda_view_3d(c, a, a->ne[0], a->ne[1] - 1, a->ne[2], a->nb[1], a->nb[2], a->nb[1])
+                                : NULL;
         case 28: return gcuda_cont(c, a);
         case 29: return gcuda_dup(c, a);
         case 30: return gcuda_repeat_4d(c, a, a->ne[0] * 2, a->ne[1], a->ne[2] * (1 + below(g, 2)), a->ne[3]);
@@ -118,8 +131,13 @@ static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
         case 36: return gcuda_scale(c, gcuda_tanh(c, gcuda_scale(c, dense(g, a), 0.2f)), 3.0f);
         case 37: return gcuda_sin(c, a);
         case 38: return gcuda_cos(c, a);
-        case 39: return gcuda_get_rows(c, dense(g, gcuda_reshape_2d(c, dense(g, a), a->ne[0], gcuda_nrows(a))), leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), 1, 1, 1, gcuda_nrows(a)));
-        case 40: d = dense(g, a); return gcuda_set_rows(c, f32(g, d->ne[0], d->ne[1] + 3, d->ne[2], d->ne[3]), d, leaf(g, GCUDA_TYPE_I64, d->ne[1], 1, 1, 1, d->ne[1] + 3));
+        case 39:
+            return gcuda_get_rows(c, dense(g, gcuda_reshape_2d(c, dense(g, a), a->ne[0], gcuda_nrows(a))),
+                leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), 1, 1, 1, gcuda_nrows(a)));
+        case 40:
+            d = dense(g, a);
+            return gcuda_set_rows(c, f32(g, d->ne[0], d->ne[1] + 3, d->ne[2], d->ne[3]), d,
+                leaf(g, GCUDA_TYPE_I64, d->ne[1], 1, 1, 1, d->ne[1] + 3));
         case 41: return gcuda_upscale(c, a, 2, below(g, 2) ? GCUDA_SCALE_MODE_NEAREST : GCUDA_SCALE_MODE_BILINEAR);
         case 42: return gcuda_diag_mask_zero(c, dense(g, a), below(g, 3));
         case 43: return gcuda_cumsum(c, dense(g, a));
@@ -133,47 +151,70 @@ static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
     }
 }
 
-static const enum gcuda_type weights[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1,
-    GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K,
-    GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
-    GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M };
+static const enum gcuda_type weights[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0,
+    GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ4_NL,
+    GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
+    GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S,
+    GCUDA_TYPE_IQ1_M };
 static bool is_codebook(enum gcuda_type type) { // nothing quantizes to it
     bool is_so = false;
-    for (size_t i = sizeof weights / sizeof weights[0] - 7; i < sizeof weights / sizeof weights[0]; ++i) { is_so = is_so || type == weights[i]; }
+    for (size_t i = sizeof weights / sizeof weights[0] - 7; i < sizeof weights / sizeof weights[0]; ++i) {
+        is_so = is_so || type == weights[i];
+    }
     return is_so;
 }
 
 static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
     struct gcuda_context * c = g->ctx;
-    struct gcuda_tensor * a = any(g), * d = NULL, * e = NULL;
+    struct gcuda_tensor *a = any(g), *d = NULL, *e = NULL;
     const int n_weights = (int) (sizeof weights / sizeof weights[0]);
     const enum gcuda_type type = weights[below(g, a->ne[0] % 256 == 0 ? n_weights : a->ne[0] % 32 == 0 ? 10 : 3)];
     const enum gcuda_type half = below(g, 2) ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
     switch (kind) {
         case 50: return gcuda_mul_mat(c, leaf(g, type, a->ne[0], 1 + below(g, 30), 1, 1, 0), dense(g, a));
         case 51: return gcuda_cast(c, a, below(g, 3) ? half : GCUDA_TYPE_F32);
-        case 52: d = gcuda_cast(c, dense(g, a), type);
-            return gcuda_cast(c, gcuda_is_quantized(type) && below(g, 2) ? gcuda_cast(c, d, GCUDA_TYPE_Q8_0) : d, GCUDA_TYPE_F32);
-        case 53: return gcuda_get_rows(c, leaf(g, type, a->ne[0], 9, 1, 1, 0), leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), 1, 1, 1, 9));
+        case 52:
+            d = gcuda_cast(c, dense(g, a), type);
+            return gcuda_cast(
+                c, gcuda_is_quantized(type) && below(g, 2) ? gcuda_cast(c, d, GCUDA_TYPE_Q8_0) : d, GCUDA_TYPE_F32);
+        case 53:
+            return gcuda_get_rows(
+                c, leaf(g, type, a->ne[0], 9, 1, 1, 0), leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), 1, 1, 1, 9));
         case 54: return gcuda_unary(c, dense(g, a), (enum gcuda_unary_op) below(g, GCUDA_UNARY_OP_COUNT));
         case 55: d = gcuda_argsort(c, dense(g, a), GCUDA_SORT_ORDER_DESC); return gcuda_cast(c, d, GCUDA_TYPE_F32);
-        case 56: d = gcuda_reshape_2d(c, dense(g, a), a->ne[0], gcuda_nrows(a)); return gcuda_get_rows(c, f32(g, 7, a->ne[0], 1, 1), gcuda_argmax(c, d));
+        case 56:
+            d = gcuda_reshape_2d(c, dense(g, a), a->ne[0], gcuda_nrows(a));
+            return gcuda_get_rows(c, f32(g, 7, a->ne[0], 1, 1), gcuda_argmax(c, d));
         case 57: return gcuda_clamp(c, a, -0.5f, 0.5f);
         case 58: return gcuda_diag_mask_inf(c, dense(g, a), below(g, 3));
         case 59: return gcuda_tri(c, f32(g, a->ne[0], a->ne[0], 1, 1), (enum gcuda_tri_type) below(g, 4));
         case 60: return gcuda_sum(c, dense(g, a));
         case 61: return gcuda_log(c, a);
         case 62: return gcuda_sqrt(c, gcuda_sqr(c, a));
-        case 63: d = gcuda_cast(c, a, half); return gcuda_mul(c, gcuda_gelu(c, dense(g, d)), gcuda_add(c, dense(g, d), f32(g, 1, 1, 1, 1)));
-        case 64: return gcuda_pool_2d(c, dense(g, a), below(g, 2) ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f);
-        case 65: d = dense(g, a); return gcuda_conv_2d(c, leaf(g, GCUDA_TYPE_F16, 2, 2, d->ne[2], 3, 0), d, 1, 1, 1, 1, 1, 1);
-        case 66: d = dense(g, a); return gcuda_mul_mat_id(c, leaf(g, type, d->ne[0], 12, 4, 1, 0), gcuda_reshape_3d(c, d, d->ne[0], 1, gcuda_nrows(d)),
-            leaf(g, GCUDA_TYPE_I32, 2, gcuda_nrows(d), 1, 1, 4));
+        case 63:
+            d = gcuda_cast(c, a, half);
+            return gcuda_mul(c, gcuda_gelu(c, dense(g, d)), gcuda_add(c, dense(g, d), f32(g, 1, 1, 1, 1)));
+        case 64:
+            return gcuda_pool_2d(
+                c, dense(g, a), below(g, 2) ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f);
+        case 65:
+            d = dense(g, a);
+            return gcuda_conv_2d(c, leaf(g, GCUDA_TYPE_F16, 2, 2, d->ne[2], 3, 0), d, 1, 1, 1, 1, 1, 1);
+        case 66:
+            d = dense(g, a);
+            return gcuda_mul_mat_id(c, leaf(g, type, d->ne[0], 12, 4, 1, 0),
+                gcuda_reshape_3d(c, d, d->ne[0], 1, gcuda_nrows(d)),
+                leaf(g, GCUDA_TYPE_I32, 2, gcuda_nrows(d), 1, 1, 4));
         case 67: return gcuda_out_prod(c, dense(g, a), f32(g, 1 + below(g, 5), a->ne[1], a->ne[2], a->ne[3]));
         case 68: return gcuda_glu(c, dense(g, a), (enum gcuda_glu_op) below(g, 3), below(g, 2) != 0);
-        case 69: d = gcuda_rope(c, f32(g, 16, 2, 5, 1), leaf(g, GCUDA_TYPE_I32, 5, 1, 1, 1, 50), 16, below(g, 2) ? 2 : 0);
-            return gcuda_cast(c, gcuda_set_rows(c, leaf(g, half, 32, 9, 1, 1, 0), gcuda_reshape_2d(c, d, 32, 5), leaf(g, GCUDA_TYPE_I64, 5, 1, 1, 1, 9)), GCUDA_TYPE_F32);
-        case 70: d = leaf(g, GCUDA_TYPE_F16, 64, 12, 2, 1, 0), e = leaf(g, GCUDA_TYPE_F16, 64, 12, 2, 1, 0);
+        case 69:
+            d = gcuda_rope(c, f32(g, 16, 2, 5, 1), leaf(g, GCUDA_TYPE_I32, 5, 1, 1, 1, 50), 16, below(g, 2) ? 2 : 0);
+            return gcuda_cast(c,
+                gcuda_set_rows(c, leaf(g, half, 32, 9, 1, 1, 0), gcuda_reshape_2d(c, d, 32, 5),
+                    leaf(g, GCUDA_TYPE_I64, 5, 1, 1, 1, 9)),
+                GCUDA_TYPE_F32);
+        case 70:
+            d = leaf(g, GCUDA_TYPE_F16, 64, 12, 2, 1, 0), e = leaf(g, GCUDA_TYPE_F16, 64, 12, 2, 1, 0);
             return gcuda_flash_attn_ext(c, f32(g, 64, 1 + below(g, 3), 4, 1), d, e, NULL, 0.125f, 0.0f, 0.0f);
         case 71: return gcuda_silu_back(c, dense(g, a), dense(g, like(g, a)));
         case 72: return gcuda_rms_norm_back(c, dense(g, a), dense(g, like(g, a)), 1e-5f);
@@ -182,68 +223,96 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
     }
 }
 
-static struct gcuda_tensor * some_f32(struct gen * g, int64_t ne0, int64_t ne1, int64_t ne2) { return f32(g, ne0, ne1, ne2, 1); }
+static struct gcuda_tensor * some_f32(struct gen * g, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return f32(g, ne0, ne1, ne2, 1);
+}
 
 // What models with recurrences, images and training have: inputs of their own shapes, and results that go on as F32.
 static struct gcuda_tensor * other_node(struct gen * g, int kind) {
     struct gcuda_context * c = g->ctx;
-    struct gcuda_tensor * a = any(g), * d = dense(g, a), * e = NULL, * in[6];
+    struct gcuda_tensor *a = any(g), *d = dense(g, a), *e = NULL, *in[6];
     const enum gcuda_type half = below(g, 2) ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
     const int64_t ne0 = a->ne[0], n = gcuda_nrows(a), n_tokens = 1 + below(g, 5);
     const int axis = below(g, 2);
     switch (kind) {
         case 74: // into the middle of something larger, all of which is read
             e = leaf(g, half, ne0, n + 2, 1, 1, 0);
-            d = gcuda_cpy(c, gcuda_reshape_2d(c, d, ne0, n), e == NULL ? NULL : gcuda_view_2d(c, e, ne0, n, e->nb[1], e->nb[1]));
+            d = gcuda_cpy(
+                c, gcuda_reshape_2d(c, d, ne0, n), e == NULL ? NULL : gcuda_view_2d(c, e, ne0, n, e->nb[1], e->nb[1]));
             return gcuda_cast(c, d, GCUDA_TYPE_F32);
-        case 75: return gcuda_set(c, d, some_f32(g, ne0, 1, 1), d->nb[1], d->nb[2], d->nb[3], (size_t) below(g, (int) a->ne[1]) * d->nb[1]);
-        case 76: return gcuda_get_rows_back(c, gcuda_reshape_2d(c, d, ne0, n), leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 5), some_f32(g, ne0, 5, 1));
+        case 75:
+            return gcuda_set(c, d, some_f32(g, ne0, 1, 1), d->nb[1], d->nb[2], d->nb[3],
+                (size_t) below(g, (int) a->ne[1]) * d->nb[1]);
+        case 76:
+            return gcuda_get_rows_back(
+                c, gcuda_reshape_2d(c, d, ne0, n), leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 5), some_f32(g, ne0, 5, 1));
         case 77: return gcuda_diag(c, some_f32(g, 1 + below(g, 40), 1, 1 + below(g, 2)));
         case 78: return gcuda_add(c, gcuda_fill(c, d, 0.25f), d);
         case 79: return gcuda_timestep_embedding(c, some_f32(g, 1 + below(g, 6), 1, 1), 2 * (1 + below(g, 40)), 100);
-        case 80: return gcuda_add_id(c, some_f32(g, ne0, 2, 3), some_f32(g, ne0, 4, 1), leaf(g, GCUDA_TYPE_I32, 2, 3, 1, 1, 4));
-        case 81: d = gcuda_argmax(c, gcuda_reshape_2d(c, d, ne0, n)); return gcuda_cast(c, gcuda_count_equal(c, d, leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 3)), GCUDA_TYPE_F32);
+        case 80:
+            return gcuda_add_id(
+                c, some_f32(g, ne0, 2, 3), some_f32(g, ne0, 4, 1), leaf(g, GCUDA_TYPE_I32, 2, 3, 1, 1, 4));
+        case 81:
+            d = gcuda_argmax(c, gcuda_reshape_2d(c, d, ne0, n));
+            return gcuda_cast(c, gcuda_count_equal(c, d, leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 3)), GCUDA_TYPE_F32);
         case 82: return gcuda_cast(c, gcuda_top_k(c, d, 1 + below(g, (int) ne0)), GCUDA_TYPE_F32);
         case 83: return gcuda_soft_max_ext_back(c, d, gcuda_soft_max(c, dense(g, like(g, a))), 0.5f, 0.0f);
-        case 84: return gcuda_rope_ext_back(c, some_f32(g, 16, 3, n_tokens), leaf(g, GCUDA_TYPE_I32, n_tokens, 1, 1, 1, 50), NULL, 16, below(g, 2) ? 2 : 0, 0, 10000.0f,
-            1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
+        case 84:
+            return gcuda_rope_ext_back(c, some_f32(g, 16, 3, n_tokens), leaf(g, GCUDA_TYPE_I32, n_tokens, 1, 1, 1, 50),
+                NULL, 16, below(g, 2) ? 2 : 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
         case 85: return gcuda_cross_entropy_loss_back(c, some_f32(g, 1, 1, 1), d, dense(g, like(g, a)));
-        case 86: case 87: // parameters change where they are
+        case 86:
+        case 87: // parameters change where they are
             e = leaf(g, GCUDA_TYPE_F32, ne0, a->ne[1], a->ne[2], a->ne[3], 0);
             if (e == NULL || gcuda_set_param(e) != GCUDA_STATUS_SUCCESS) { return NULL; }
             if (kind == 86) { return gcuda_opt_step_sgd(c, e, d, some_f32(g, 2, 1, 1)); }
-            return gcuda_opt_step_adamw(c, e, d, f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]), f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]), some_f32(g, 7, 1, 1));
-        case 88: return gcuda_im2col(c, leaf(g, half, 3, 2, a->ne[2], 1, 0), d, 1, 1 + axis, 1, 0, 1, 1, true, axis ? half : GCUDA_TYPE_F32);
+            return gcuda_opt_step_adamw(c, e, d, f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]),
+                f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]), some_f32(g, 7, 1, 1));
+        case 88:
+            return gcuda_im2col(
+                c, leaf(g, half, 3, 2, a->ne[2], 1, 0), d, 1, 1 + axis, 1, 0, 1, 1, true, axis ? half : GCUDA_TYPE_F32);
         case 89: {
             const int64_t ne[4] = { 6, 5, 2, 1 };
             e = leaf(g, GCUDA_TYPE_F32, 3, 2, 2, 1, 0);
             d = gcuda_im2col(c, e, f32(g, 6, 5, 2, 1), 1, 1, 1, 0, 1, 1, true, GCUDA_TYPE_F32);
             return gcuda_im2col_back(c, d, e, ne, 1, 1, 1, 0, 1, 1, true);
         }
-        case 90: return gcuda_im2col_3d(c, leaf(g, half, 2, 2, 2, 3, 0), f32(g, 6, 5, 4, 3), 3, 1, 1, 1, 0, 1, 0, 1, 1, 1, GCUDA_TYPE_F32);
+        case 90:
+            return gcuda_im2col_3d(
+                c, leaf(g, half, 2, 2, 2, 3, 0), f32(g, 6, 5, 4, 3), 3, 1, 1, 1, 0, 1, 0, 1, 1, 1, GCUDA_TYPE_F32);
         case 91: return gcuda_conv_2d_direct(c, leaf(g, half, 3, 3, a->ne[2], 4, 0), d, 1, 1, 1, 1, 1, 1);
         case 92: return gcuda_conv_2d_dw_direct(c, leaf(g, half, 3, 3, 1, a->ne[2], 0), d, 1, 1 + axis, 1, 1, 1, 1);
         case 93: return gcuda_conv_transpose_1d(c, leaf(g, half, 3, 2, 4, 1, 0), some_f32(g, 9, 4, 1), 1 + axis, 0, 1);
         case 94: return gcuda_conv_transpose_2d_p0(c, leaf(g, half, 2, 3, 2, 4, 0), some_f32(g, 6, 5, 4), 2);
         case 95: return gcuda_pool_1d(c, d, axis ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 0);
-        case 96: return gcuda_pool_2d_back(c, some_f32(g, 4, 3, 2), some_f32(g, 8, 6, 2), axis ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f);
+        case 96:
+            return gcuda_pool_2d_back(c, some_f32(g, 4, 3, 2), some_f32(g, 8, 6, 2),
+                axis ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f);
         case 97: return gcuda_silu(c, gcuda_ssm_conv(c, some_f32(g, n_tokens + 3, 20, 2), some_f32(g, 4, 20, 1)));
         case 98:
             e = gcuda_neg(c, gcuda_sqr(c, some_f32(g, axis ? 16 : 1, 4, 1)));
             for (int i = 0; i < 2; ++i) { in[i] = f32(g, 16, 2, n_tokens, 2); }
-            return gcuda_ssm_scan(c, f32(g, 16, 8, 4, 3), f32(g, 8, 4, n_tokens, 2), some_f32(g, 4, n_tokens, 2), e, in[0], in[1], leaf(g, GCUDA_TYPE_I32, 2, 1, 1, 1, 3));
-        case 99: case 100: case 101: // the decay is between 0 and 1
+            return gcuda_ssm_scan(c, f32(g, 16, 8, 4, 3), f32(g, 8, 4, n_tokens, 2), some_f32(g, 4, n_tokens, 2), e,
+                in[0], in[1], leaf(g, GCUDA_TYPE_I32, 2, 1, 1, 1, 3));
+        case 99:
+        case 100:
+        case 101: // the decay is between 0 and 1
             for (int i = 0; i < 6; ++i) { in[i] = some_f32(g, 16, 2, n_tokens); }
             e = some_f32(g, 16 * 16 * 2, 1, 1);
-            if (kind == 99) { return gcuda_gated_linear_attn(c, in[0], in[1], in[2], gcuda_sigmoid(c, in[3]), e, 0.3f); }
-            if (kind == 100) { return gcuda_rwkv_wkv6(c, in[0], in[1], in[2], some_f32(g, 16, 2, 1), gcuda_sigmoid(c, in[3]), e); }
+            if (kind == 99) {
+                return gcuda_gated_linear_attn(c, in[0], in[1], in[2], gcuda_sigmoid(c, in[3]), e, 0.3f);
+            }
+            if (kind == 100) {
+                return gcuda_rwkv_wkv6(c, in[0], in[1], in[2], some_f32(g, 16, 2, 1), gcuda_sigmoid(c, in[3]), e);
+            }
             return gcuda_rwkv_wkv7(c, in[0], gcuda_sigmoid(c, in[1]), in[2], in[3], in[4], in[5], e);
         case 102: return gcuda_solve_tri(c, some_f32(g, 9, 9, 2), some_f32(g, 5, 9, 2), true, true, false);
         case 104: // some of the three gradients
             for (int i = 0; i < 2; ++i) { in[i] = leaf(g, half, 64, 12, 2, 1, 0); }
             d = f32(g, 64, n_tokens, 4, 1);
             e = gcuda_flash_attn_ext(c, d, in[0], in[1], NULL, 0.125f, 0.0f, 0.0f);
-            e = gcuda_flash_attn_ext_back(c, d, in[0], in[1], e, f32(g, 64, 4, n_tokens, 1), NULL, NULL, 0.125f, 0.0f, 0.0f);
+            e = gcuda_flash_attn_ext_back(
+                c, d, in[0], in[1], e, f32(g, 64, 4, n_tokens, 1), NULL, NULL, 0.125f, 0.0f, 0.0f);
             return gcuda_cont(c, gcuda_flash_attn_ext_back_part(c, e, (enum gcuda_flash_attn_grad) below(g, 3)));
         case 103: return gcuda_add(c, gcuda_arange(c, 0.0f, (float) ne0, 1.0f), some_f32(g, 1, 1, 1));
         default: return NULL;
@@ -262,12 +331,13 @@ static struct gcuda_tensor * seen(struct gen * g, struct gcuda_tensor * t) {
 
 // Columns that a node of the graph computes, so that what reads them may be given their memory.
 static struct gcuda_tensor * columns(struct gen * g, int64_t ne0, int64_t ne1, int64_t ne2) {
-    struct gcuda_tensor * x = some_f32(g, ne0, ne1, ne2), * a = dense(g, any(g));
+    struct gcuda_tensor *x = some_f32(g, ne0, ne1, ne2), *a = dense(g, any(g));
     const bool is_apart = a == NULL || a->type != GCUDA_TYPE_F32 || below(g, 4) != 0; // few: what is not finite spreads
     return is_apart ? gcuda_relu(g->ctx, x) : gcuda_add(g->ctx, x, gcuda_view_1d(g->ctx, a, 1, 0));
 }
 
-enum { N_WEIGHTS = (int) (sizeof weights / sizeof weights[0]), N_FLOATS = 3, N_SHORT = 10 }; // floats; rows at multiples of 32
+// floats; rows at multiples of 32
+enum { N_WEIGHTS = (int) (sizeof weights / sizeof weights[0]), N_FLOATS = 3, N_SHORT = 10 };
 
 // A type of weights from `first` on, and a length of rows that it takes.
 static enum gcuda_type weights_of(struct gen * g, int first, int64_t * ne0) {
@@ -290,8 +360,10 @@ static struct gcuda_tensor * block_routing(struct gen * g) {
     const int64_t experts = 4 + below(g, 60), tokens = 1 + below(g, 4), used = 1 + below(g, 4);
     const int gate = below(g, 3); // the last: soft_max of what was chosen
     struct gcuda_tensor * logits = columns(g, experts, tokens, 1);
-    struct gcuda_tensor * probs = gate == 2 ? logits : seen(g, gate == 1 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits));
-    struct gcuda_tensor * key = gate < 2 && below(g, 2) ? seen(g, gcuda_add(c, probs, some_f32(g, experts, 1, 1))) : probs;
+    struct gcuda_tensor * probs =
+        gate == 2 ? logits : seen(g, gate == 1 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits));
+    struct gcuda_tensor * key =
+        gate < 2 && below(g, 2) ? seen(g, gcuda_add(c, probs, some_f32(g, experts, 1, 1))) : probs;
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, key, (int) used);
     struct gcuda_tensor * w = seen(g, gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, experts, tokens), ids));
     struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, tokens);
@@ -306,7 +378,8 @@ static struct gcuda_tensor * block_routing(struct gen * g) {
 }
 
 // What experts make of x; bias NULL: has none.
-static struct gcuda_tensor * by_experts(struct gen * g, struct gcuda_tensor * as, struct gcuda_tensor * x, struct gcuda_tensor * ids, bool has_bias) {
+static struct gcuda_tensor * by_experts(
+    struct gen * g, struct gcuda_tensor * as, struct gcuda_tensor * x, struct gcuda_tensor * ids, bool has_bias) {
     struct gcuda_tensor * y = seen(g, gcuda_mul_mat_id(g->ctx, as, x, ids));
     return has_bias && as != NULL ? gcuda_add_id(g->ctx, y, some_f32(g, as->ne[1], as->ne[2], 1), ids) : y;
 }
@@ -317,11 +390,13 @@ static struct gcuda_tensor * block_experts(struct gen * g) {
     int64_t ne0 = 0;
     const enum gcuda_type type = weights_of(g, N_FLOATS, &ne0), down = weights[N_FLOATS + below(g, N_SHORT - N_FLOATS)];
     const bool has_bias = below(g, 2) != 0;
-    struct gcuda_tensor * x = columns(g, ne0, 1, tokens), * ids = leaf(g, GCUDA_TYPE_I32, used, tokens, 1, 1, experts);
+    struct gcuda_tensor *x = columns(g, ne0, 1, tokens), *ids = leaf(g, GCUDA_TYPE_I32, used, tokens, 1, 1, experts);
     struct gcuda_tensor * gate = by_experts(g, leaf(g, type, ne0, rows, experts, 1, 0), x, ids, has_bias);
     struct gcuda_tensor * up = by_experts(g, leaf(g, type, ne0, rows, experts, 1, 0), x, ids, has_bias);
-    struct gcuda_tensor * h = seen(g, has_bias ? gcuda_swiglu_oai(c, gate, up, 1.702f, 7.0f) : gcuda_glu_split(c, gate, up, (enum gcuda_glu_op) below(g, 3)));
-    struct gcuda_tensor * y = by_experts(g, leaf(g, down, rows, 1 + below(g, 8), experts, 1, 0), h, ids, below(g, 2) != 0);
+    struct gcuda_tensor * h = seen(g, has_bias ? gcuda_swiglu_oai(c, gate, up, 1.702f, 7.0f)
+                                               : gcuda_glu_split(c, gate, up, (enum gcuda_glu_op) below(g, 3)));
+    struct gcuda_tensor * y =
+        by_experts(g, leaf(g, down, rows, 1 + below(g, 8), experts, 1, 0), h, ids, below(g, 2) != 0);
     return below(g, 2) ? gcuda_mul(c, y, some_f32(g, 1, used, tokens)) : y;
 }
 
@@ -330,10 +405,14 @@ static struct gcuda_tensor * block_beside(struct gen * g) {
     int64_t ne0 = 0;
     const enum gcuda_type type = weights_of(g, below(g, 4) ? N_FLOATS : 0, &ne0);
     const int n = 2 + below(g, 3);
-    const int64_t n_columns = below(g, 3) ? some_columns(g) : 9 + below(g, 12), least = below(g, 4) ? 16 : 1; // fewer rows do not go in tiles
-    struct gcuda_tensor * x = columns(g, ne0, n_columns, 1), * all = columns(g, 1, n_columns, 1), * y[4];
-    for (int i = 0; i < n; ++i) { y[i] = seen(g, gcuda_mul_mat(g->ctx, leaf(g, type, ne0, least + below(g, 12), 1, 1, 0), x)); }
-    for (int i = n - 1; i >= 0; --i) { all = gcuda_concat(g->ctx, y[i], all, 0); } // from the last on: none lies between them
+    // fewer rows do not go in tiles
+    const int64_t n_columns = below(g, 3) ? some_columns(g) : 9 + below(g, 12), least = below(g, 4) ? 16 : 1;
+    struct gcuda_tensor *x = columns(g, ne0, n_columns, 1), *all = columns(g, 1, n_columns, 1), *y[4];
+    for (int i = 0; i < n; ++i) {
+        y[i] = seen(g, gcuda_mul_mat(g->ctx, leaf(g, type, ne0, least + below(g, 12), 1, 1, 0), x));
+    }
+    // from the last on: none lies between them
+    for (int i = n - 1; i >= 0; --i) { all = gcuda_concat(g->ctx, y[i], all, 0); }
     return all;
 }
 
@@ -344,12 +423,13 @@ static struct gcuda_tensor * block_gate(struct gen * g) {
     const enum gcuda_type type = weights_of(g, below(g, 4) ? N_FLOATS : 0, &ne0), down = weights[below(g, N_SHORT)];
     const int64_t n = some_columns(g), rows = 32;
     const bool has_bias = below(g, 3) == 0;
-    struct gcuda_tensor * x = columns(g, ne0, n, 1), * y[2];
+    struct gcuda_tensor *x = columns(g, ne0, n, 1), *y[2];
     for (int i = 0; i < 2; ++i) {
         y[i] = seen(g, gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), x));
         if (has_bias) { y[i] = seen(g, gcuda_add(c, y[i], some_f32(g, rows, 1, 1))); }
     }
-    struct gcuda_tensor * h = seen(g, gcuda_glu_split(c, y[0], y[1], (enum gcuda_glu_op) below(g, GCUDA_GLU_OP_SWIGLU_OAI)));
+    struct gcuda_tensor * h =
+        seen(g, gcuda_glu_split(c, y[0], y[1], (enum gcuda_glu_op) below(g, GCUDA_GLU_OP_SWIGLU_OAI)));
     return gcuda_mul_mat(c, leaf(g, down, rows, 1 + below(g, 10), 1, 1, 0), h);
 }
 
@@ -359,7 +439,8 @@ static struct gcuda_tensor * block_down(struct gen * g) {
     int64_t ne0 = 0;
     const enum gcuda_type type = weights_of(g, 0, &ne0);
     const int64_t n = some_columns(g), rows = 1 + below(g, 20);
-    struct gcuda_tensor * h = seen(g, gcuda_glu_split(c, columns(g, ne0, n, 1), columns(g, ne0, n, 1), (enum gcuda_glu_op) below(g, 3)));
+    struct gcuda_tensor * h =
+        seen(g, gcuda_glu_split(c, columns(g, ne0, n, 1), columns(g, ne0, n, 1), (enum gcuda_glu_op) below(g, 3)));
     struct gcuda_tensor * y = seen(g, gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), h));
     return gcuda_add(c, y, columns(g, rows, n, 1));
 }
@@ -370,7 +451,8 @@ static struct gcuda_tensor * block_steps(struct gen * g) {
     int64_t ne0 = 0;
     const enum gcuda_type type = weights_of(g, 0, &ne0);
     const int64_t n = some_columns(g), rows = 4 * (1 + below(g, 6));
-    struct gcuda_tensor * residual = columns(g, rows, n, 1), * y = gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), columns(g, ne0, n, 1));
+    struct gcuda_tensor *residual = columns(g, rows, n, 1),
+                        *y = gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), columns(g, ne0, n, 1));
     if (below(g, 2)) { y = gcuda_add(c, seen(g, y), some_f32(g, rows, 1, 1)); }
     if (below(g, 2)) { y = below(g, 2) ? gcuda_silu(c, seen(g, y)) : gcuda_gelu(c, seen(g, y)); }
     if (below(g, 2)) { y = gcuda_mul(c, seen(g, y), some_f32(g, rows, 1, 1)); }
@@ -382,7 +464,8 @@ static struct gcuda_tensor * block_steps(struct gen * g) {
 // Of keys and values: what has a float form, and rows at multiples of 32.
 static enum gcuda_type cache_type(struct gen * g) { return weights[below(g, N_SHORT)]; }
 
-static struct gcuda_tensor * attention(struct gen * g, struct gcuda_tensor * q, struct gcuda_tensor * k, int64_t n_positions, int64_t kv_heads) {
+static struct gcuda_tensor * attention(
+    struct gen * g, struct gcuda_tensor * q, struct gcuda_tensor * k, int64_t n_positions, int64_t kv_heads) {
     if (q == NULL || k == NULL) { return NULL; }
     struct gcuda_tensor * v = leaf(g, below(g, 2) ? k->type : cache_type(g), k->ne[0], n_positions, kv_heads, 1, 0);
     struct gcuda_tensor * mask = below(g, 2) ? leaf(g, GCUDA_TYPE_F16, n_positions, q->ne[1], 1, 1, 0) : NULL;
@@ -405,28 +488,37 @@ static struct gcuda_tensor * heads_of(struct gen * g, int64_t head, int64_t head
 static struct gcuda_tensor * rotated(struct gen * g, struct gcuda_tensor * x, int steps) {
     enum { N = 64 };
     if (!(steps & HEADS_HADAMARD) || x == NULL) { return x; }
-    struct gcuda_tensor * y = gcuda_mul_mat(g->ctx, gcuda_set_name(f32(g, N, N, 1, 1), "hadamard"), gcuda_reshape_2d(g->ctx, x, N, gcuda_nelements(x) / N));
+    struct gcuda_tensor * y = gcuda_mul_mat(
+        g->ctx, gcuda_set_name(f32(g, N, N, 1, 1), "hadamard"), gcuda_reshape_2d(g->ctx, x, N, gcuda_nelements(x) / N));
     CHECK_OK(gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32));
     CHECK_OK(gcuda_mul_mat_set_hint(y, GCUDA_HINT_SRC0_IS_HADAMARD));
     return gcuda_reshape(g->ctx, seen(g, y), x);
 }
 
-// Queries turned next to keys that go into their cache, whose attention reads them there; values that go into theirs. The graph has the
-// queries before the keys, between these and the write, or after it, next to the values or not.
+// Queries turned next to keys that go into their cache, whose attention reads them there; values that go into theirs.
+// The graph has the queries before the keys, between these and the write, or after it, next to the values or not.
 static struct gcuda_tensor * block_rope(struct gen * g) {
     struct gcuda_context * c = g->ctx;
-    const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)), tokens = 1 + below(g, 4), positions = 12;
-    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 5), order = below(g, 4);
+    const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)),
+                  tokens = 1 + below(g, 4), positions = 12;
+    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 5),
+              order = below(g, 4);
     const int steps = (below(g, 2) ? below(g, 4) : 0) | (head == 64 && below(g, 2) ? HEADS_HADAMARD : 0);
     const enum gcuda_type type = cache_type(g);
-    struct gcuda_tensor * pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50), * ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
-    struct gcuda_tensor * x = heads_of(g, head, kv_heads, tokens, steps), * of_q = heads_of(g, head, heads, tokens, steps);
+    struct gcuda_tensor *pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50),
+                        *ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
+    struct gcuda_tensor *x = heads_of(g, head, kv_heads, tokens, steps),
+                        *of_q = heads_of(g, head, heads, tokens, steps);
     struct gcuda_tensor * q = rotated(g, seen(g, gcuda_rope(c, of_q, pos, (int) head, mode)), steps);
     struct gcuda_tensor * k = rotated(g, seen(g, gcuda_rope(c, x, pos, (int) head, mode)), steps);
-    struct gcuda_tensor * set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, k, head * kv_heads, tokens), ids);
-    struct gcuda_tensor * v = order == 0 ? NULL : rotated(g, heads_of(g, head, kv_heads, tokens, steps & HEADS_BIAS), steps), * v_set = NULL;
+    struct gcuda_tensor * set = gcuda_set_rows(
+        c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, k, head * kv_heads, tokens), ids);
+    struct gcuda_tensor *v = order == 0 ? NULL
+                                        : rotated(g, heads_of(g, head, kv_heads, tokens, steps & HEADS_BIAS), steps),
+                        *v_set = NULL;
     if (v != NULL) {
-        v_set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0), gcuda_reshape_2d(c, v, head * kv_heads, tokens), ids);
+        v_set = gcuda_set_rows(c, leaf(g, type, head * kv_heads, positions, 1, 1, 0),
+            gcuda_reshape_2d(c, v, head * kv_heads, tokens), ids);
     }
     if (set == NULL || q == NULL || (v_set == NULL) != (order == 0) || g->n_early + 4 > MAX_EARLY) { return NULL; }
     const size_t of_head = gcuda_row_size(set->type, head);
@@ -459,20 +551,23 @@ static struct gcuda_tensor * block_add_cast(struct gen * g) {
 }
 
 enum { N_PLAIN = 5 };
-static const enum gcuda_type plain_types[N_PLAIN] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+static const enum gcuda_type plain_types[N_PLAIN] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32,
+    GCUDA_TYPE_I64 };
 
 // Types that are only moved; the result is compared as it is, or as F32 where there is such a copy.
 static struct gcuda_tensor * block_plain(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     const int64_t ne0 = 1 + below(g, 9), ne1 = 1 + below(g, 7), ne2 = 1 + below(g, 3);
-    struct gcuda_tensor * x = leaf(g, plain_types[below(g, N_PLAIN)], ne0, ne1, ne2, 1, 100), * y = NULL;
+    struct gcuda_tensor *x = leaf(g, plain_types[below(g, N_PLAIN)], ne0, ne1, ne2, 1, 100), *y = NULL;
     if (x == NULL) { return NULL; }
     for (int i = 1 + below(g, 3); i > 0 && x != NULL; --i, x = y) {
         switch (below(g, 8)) {
             case 0: y = gcuda_repeat_4d(c, x, 2 * x->ne[0], x->ne[1], x->ne[2], 2 * x->ne[3]); break;
             case 1: y = gcuda_concat(c, x, gcuda_cont(c, x), below(g, 4)); break;
             case 2: y = gcuda_cont(c, gcuda_permute(c, x, 1, 0, 2, 3)); break;
-            case 3: y = gcuda_get_rows(c, x, leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), x->ne[2], x->ne[3], 1, x->ne[1])); break;
+            case 3:
+                y = gcuda_get_rows(c, x, leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), x->ne[2], x->ne[3], 1, x->ne[1]));
+                break;
             case 4: y = gcuda_roll(c, x, 0, x->ne[1] > 1, 0, 0); break;
             case 5: y = gcuda_pad(c, x, below(g, 3), below(g, 2), 0, 1); break;
             case 6: y = gcuda_cpy(c, x, leaf(g, x->type, x->ne[0], x->ne[1], x->ne[2], x->ne[3], 100)); break;
@@ -490,7 +585,7 @@ static struct gcuda_tensor * block_plain(struct gen * g) {
 // The only block without jumps.
 static struct gcuda_tensor * block_soft_max(struct gen * g) {
     struct gcuda_context * c = g->ctx;
-    struct gcuda_tensor * a = any(g), * x = seen(g, gcuda_scale(c, dense(g, a), 0.5f));
+    struct gcuda_tensor *a = any(g), *x = seen(g, gcuda_scale(c, dense(g, a), 0.5f));
     switch (below(g, 3)) {
         case 0: return gcuda_soft_max(c, x);
         case 1: return gcuda_soft_max_ext(c, x, NULL, 0.7f, 0.0f);
@@ -502,7 +597,7 @@ static struct gcuda_tensor * block_soft_max(struct gen * g) {
 static struct gcuda_tensor * block_parts(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     const int64_t n = 512 + 4 * below(g, 57), used = 2 + below(g, 3);
-    struct gcuda_tensor * y = columns(g, n, used, 1), * sum = NULL;
+    struct gcuda_tensor *y = columns(g, n, used, 1), *sum = NULL;
     for (int64_t i = 0; i < used && y != NULL; ++i) {
         struct gcuda_tensor * one = gcuda_view_2d(c, y, n, 1, y->nb[2], (size_t) i * y->nb[1]);
         sum = i == 0 ? one : seen(g, gcuda_add(c, sum, one));
@@ -520,13 +615,15 @@ static struct gcuda_tensor * block_router(struct gen * g) {
     struct gcuda_tensor * h = gcuda_mul(c, seen(g, gcuda_rms_norm(c, x, 1e-5f)), f32(g, n, 1, 1, 1));
     struct gcuda_tensor * y = gcuda_mul_mat(c, f32(g, n, experts, 1, 1), seen(g, h));
     if (below(g, 4) == 0) { y = gcuda_add(c, seen(g, y), f32(g, experts, 1, 1, 1)); }
-    return gcuda_concat(c, y, gcuda_add(c, h, x), 0); // a later use of the residual, so that h does not reuse its memory
+    // a later use of the residual, so that h does not reuse its memory
+    return gcuda_concat(c, y, gcuda_add(c, h, x), 0);
 }
 
 enum { N_BLOCKS = 13 };
 static struct gcuda_tensor * block(struct gen * g, int kind) {
-    static struct gcuda_tensor * (* const blocks[N_BLOCKS])(struct gen * g) = { block_routing, block_experts, block_beside, block_gate, block_down,
-        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max, block_parts, block_router };
+    static struct gcuda_tensor * (*const blocks[N_BLOCKS])(struct gen * g) = { block_routing, block_experts,
+        block_beside, block_gate, block_down, block_steps, block_rope, block_attention, block_add_cast, block_plain,
+        block_soft_max, block_parts, block_router };
     return g->is_smooth ? block_soft_max(g) : blocks[kind](g);
 }
 
@@ -543,7 +640,8 @@ static bool can_be_computed(struct gen * g, const struct gcuda_tensor * t) {
     return ok;
 }
 static bool can(struct gen * g, const struct gcuda_tensor * t) {
-    return t != NULL && gcuda_nelements(t) > 0 && gcuda_nelements(t) <= MOST_ELEMENTS && t->op != GCUDA_OP_NONE && can_be_computed(g, t);
+    return t != NULL && gcuda_nelements(t) > 0 && gcuda_nelements(t) <= MOST_ELEMENTS && t->op != GCUDA_OP_NONE &&
+           can_be_computed(g, t);
 }
 
 static struct gcuda_tensor * single(struct gen * g, int kind) {
@@ -581,9 +679,11 @@ static void grow(struct gen * g, int n_nodes) {
     }
 }
 
-// turn: of graphs one after the other, whatever chance says, each has a block and another kind of node in turn, and shows them.
+// turn: of graphs one after the other, whatever chance says, each has a block and another kind of node in turn, and
+// shows them.
 static struct gcuda_cgraph * make(struct gen * g, int n_nodes, int turn) {
-    static const int64_t shapes[][4] = { { 32, 6, 1, 1 }, { 24, 4, 3, 1 }, { 256, 3, 1, 1 }, { 33, 5, 2, 2 }, { 64, 1, 1, 1 }, { 7, 9, 2, 1 } };
+    static const int64_t shapes[][4] = { { 32, 6, 1, 1 }, { 24, 4, 3, 1 }, { 256, 3, 1, 1 }, { 33, 5, 2, 2 },
+        { 64, 1, 1, 1 }, { 7, 9, 2, 1 } };
     for (int i = 0; i < 3; ++i) {
         const int64_t * ne = shapes[below(g, 6)];
         g->pool[g->n_pool++] = f32(g, ne[0], ne[1], ne[2], ne[3]);
@@ -635,7 +735,8 @@ static void fill_codebook(struct gen * r, enum gcuda_type type, char * blocks, s
     }
 }
 
-// The data of leaf i in a round, which the caller frees. nudge: 0, or which way to move numbers by some units of their last place
+// The data of leaf i in a round, which the caller frees. nudge: 0, or which way to move numbers by some units of their
+// last place
 static char * leaf_data(struct gen * g, int i, int round, int nudge) {
     const struct gcuda_tensor * t = g->leafs[i];
     struct gen r;
@@ -650,10 +751,16 @@ static char * leaf_data(struct gen * g, int i, int round, int nudge) {
         v[k] = is_odd ? -0.125f : 0.125f;
     }
     for (int64_t k = 0; k < n && nudge != 0; ++k) { v[k] *= 1.0f + (float) ((k * nudge) % 7 - 3) * FLT_EPSILON; }
-    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I32; ++k) { ((int32_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
-    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) { ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I32; ++k) {
+        ((int32_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]);
+    }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) {
+        ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]);
+    }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_F64; ++k) { ((double *) (void *) bytes)[k] = (double) v[k]; }
-    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I16; ++k) { ((int16_t *) (void *) bytes)[k] = (int16_t) (1000.0f * v[k]); }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I16; ++k) {
+        ((int16_t *) (void *) bytes)[k] = (int16_t) (1000.0f * v[k]);
+    }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I8; ++k) { bytes[k] = (char) (100.0f * v[k]); }
     if (t->type == GCUDA_TYPE_F32) {
         memcpy(bytes, v, (size_t) n * sizeof(float));
@@ -684,7 +791,8 @@ struct one {
 };
 
 // place_on NULL: a scheduler gives it memory.
-static bool one_make(struct one * o, uint64_t seed, gcuda_backend_t device, gcuda_backend_t cpu, gcuda_backend_t place_on, bool reuses) {
+static bool one_make(
+    struct one * o, uint64_t seed, gcuda_backend_t device, gcuda_backend_t cpu, gcuda_backend_t place_on, bool reuses) {
     memset(o, 0, sizeof *o);
     o->p = place_begin();
     o->g.state = seed;
@@ -723,8 +831,8 @@ static bool is_float(const struct gcuda_tensor * t) {
     return t->type == GCUDA_TYPE_F32 || t->type == GCUDA_TYPE_F16 || t->type == GCUDA_TYPE_BF16;
 }
 
-// The sum of squares by which node i moves when the numbers that the graph starts from move in their last places: what is left
-// where sums cancel, which no two ways of computing it share.
+// The sum of squares by which node i moves when the numbers that the graph starts from move in their last places: what
+// is left where sums cancel, which no two ways of computing it share.
 static double noise_of(struct one * o, gcuda_backend_t by, int round, int i, const char * want) {
     enum { N_NUDGES = 4 };
     const struct gcuda_tensor * t = o->graph->nodes[i];
@@ -766,7 +874,8 @@ static double power_of_sources(const struct gcuda_tensor * t) {
     return power;
 }
 
-// Whether t comes of a norm whose rows are summed up: of 256 numbers of about 1 nothing is left but what rounding leaves of them.
+// Whether t comes of a norm whose rows are summed up: of 256 numbers of about 1 nothing is left but what rounding
+// leaves of them.
 static bool is_of_cancelled(const struct gcuda_tensor * t) {
     bool is_so = t->op == GCUDA_OP_SUM_ROWS && t->src[0]->op == GCUDA_OP_NORM;
     for (int i = 0; i < 2 && !is_so; ++i) { is_so = t->src[i] != NULL && is_of_cancelled(t->src[i]); }
@@ -774,18 +883,21 @@ static bool is_of_cancelled(const struct gcuda_tensor * t) {
 }
 
 // Results that are views are left out: what lies between their elements is nobody's.
-static bool is_compared(const struct gcuda_tensor * t) { return (t->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 && gcuda_is_contiguous(t); }
+static bool is_compared(const struct gcuda_tensor * t) {
+    return (t->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 && gcuda_is_contiguous(t);
+}
 
-// a, computed some way, against b. near_to NULL: bits are the same; else what computed a, and squared errors are at most 1e-6 of
-// the squares, or what inputs that move in their last places account for. kept: b's results, one behind the other; NULL: what its
-// tensors hold.
-static void compare(uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t near_to) {
+// a, computed some way, against b. near_to NULL: bits are the same; else what computed a, and squared errors are at
+// most 1e-6 of the squares, or what inputs that move in their last places account for. kept: b's results, one behind
+// the other; NULL: what its tensors hold.
+static void compare(
+    uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t near_to) {
     const bool is_exact = near_to == NULL;
     for (int i = 0; i < a->graph->n_nodes; ++i) {
-        const struct gcuda_tensor * t = a->graph->nodes[i], * u = b->graph->nodes[i];
+        const struct gcuda_tensor *t = a->graph->nodes[i], *u = b->graph->nodes[i];
         if (!is_compared(t)) { continue; }
         const size_t size = gcuda_nbytes(t), n = (size_t) gcuda_nelements(t);
-        char * want = (char *) malloc(size), * got = (char *) malloc(size);
+        char *want = (char *) malloc(size), *got = (char *) malloc(size);
         CHECK_OK(gcuda_backend_tensor_get(t, want, 0, size));
         if (kept != NULL) {
             memcpy(got, kept, size);
@@ -804,18 +916,23 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, co
         }
         n_bad += !is_float(t) && memcmp(want, got, size) != 0;
         bool is_ok = is_exact ? n_bad == 0 : error <= 1e-6 * power;
-        if (!is_ok && !is_exact && isfinite(error)) { is_ok = error <= 1e-12 * power_of_sources(t) + 100.0 * noise_of(a, near_to, round, i, want); }
+        if (!is_ok && !is_exact && isfinite(error)) {
+            is_ok = error <= 1e-12 * power_of_sources(t) + 100.0 * noise_of(a, near_to, round, i, want);
+        }
         if (!is_ok && !is_exact && is_of_cancelled(t)) { is_ok = error <= 1e-10 * (double) n; }
-        CHECK_MSG(is_ok, "seed %d, round %d: %s '%s' differs in %d of %d (error %g of %g)%s", (int) seed, round, gcuda_op_desc(t), t->name,
-            (int) n_bad, (int) n, error, power, is_exact ? "" : gcuda_backend_is_cpu(near_to) ? " from the CPU" : " from node by node");
+        CHECK_MSG(is_ok, "seed %d, round %d: %s '%s' differs in %d of %d (error %g of %g)%s", (int) seed, round,
+            gcuda_op_desc(t), t->name, (int) n_bad, (int) n, error, power,
+            is_exact                        ? ""
+            : gcuda_backend_is_cpu(near_to) ? " from the CPU"
+                                            : " from node by node");
         free(want);
         free(got);
     }
 }
 
 enum { N_PATTERNS = (int) (sizeof gcudai_cuda_patterns / sizeof gcudai_cuda_patterns[0]) };
-static int n_of_op[GCUDA_OP_COUNT]; // computed so far
-static int n_of_pattern[N_PATTERNS]; // launches planned so far
+static int n_of_op[GCUDA_OP_COUNT];                                   // computed so far
+static int n_of_pattern[N_PATTERNS];                                  // launches planned so far
 static int n_of_type[GCUDA_TYPE_COUNT], n_of_cache[GCUDA_TYPE_COUNT]; // of sources; of keys and values
 static int n_near; // graphs in which scale and soft_max may round less often
 
@@ -835,10 +952,13 @@ static void check_types(void) {
     int n_in_blocks = 0;
     for (int i = 0; i < N_WEIGHTS; ++i) {
         CHECK_MSG(n_of_type[weights[i]] > 0 || !test_full(), "no %s in any graph", gcuda_type_name(weights[i]));
-        CHECK_MSG(i >= N_SHORT || n_of_cache[weights[i]] > 0 || !test_full(), "no keys in %s", gcuda_type_name(weights[i]));
+        CHECK_MSG(
+            i >= N_SHORT || n_of_cache[weights[i]] > 0 || !test_full(), "no keys in %s", gcuda_type_name(weights[i]));
         n_in_blocks += i >= N_FLOATS ? n_of_cache[weights[i]] : 0;
     }
-    for (int i = 0; i < N_PLAIN; ++i) { CHECK_MSG(n_of_type[plain_types[i]] > 0, "no %s in any graph", gcuda_type_name(plain_types[i])); }
+    for (int i = 0; i < N_PLAIN; ++i) {
+        CHECK_MSG(n_of_type[plain_types[i]] > 0, "no %s in any graph", gcuda_type_name(plain_types[i]));
+    }
     CHECK(n_of_cache[GCUDA_TYPE_F32] + n_of_cache[GCUDA_TYPE_BF16] > 0 && n_in_blocks > 0);
 }
 
@@ -853,11 +973,13 @@ static void count_patterns(gcuda_backend_t planned) {
 
 // Products on warp groups need wgmma, which the simulated device has not: it says so, and plans go without.
 static bool may_be_planned(const char * pattern) {
-    const bool is_on_warp_groups = strcmp(pattern, "mul_mat beside mul_mat, many columns") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
+    const bool is_on_warp_groups =
+        strcmp(pattern, "mul_mat beside mul_mat, many columns") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
     return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "mul_mat beside mul_mat, tiles") != 0);
 }
 
-// What is exempt is not reached, either: a pattern with another name would be missed, one that can run by now asked for.
+// What is exempt is not reached, either: a pattern with another name would be missed, one that can run by now asked
+// for.
 static void check_patterns(void) {
     for (int i = 0; i < N_PATTERNS; ++i) {
         const char * name = gcudai_cuda_patterns[i].name;
@@ -878,7 +1000,9 @@ static bool may_round_less(const struct gcuda_cgraph * graph) {
 }
 
 // Half of the seeds; and graphs that round less often and then jump, where nothing could be told from the results.
-static bool is_strict(uint64_t seed, const struct one * o) { return seed / 2 % 2 == 0 || (!o->g.is_smooth && may_round_less(o->graph)); }
+static bool is_strict(uint64_t seed, const struct one * o) {
+    return seed / 2 % 2 == 0 || (!o->g.is_smooth && may_round_less(o->graph));
+}
 
 static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, uint64_t * n_concurrent) {
     struct gcuda_cuda_params params;
@@ -933,8 +1057,10 @@ TEST(random_graphs_give_the_same_bits_planned_and_node_by_node) {
     const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 240;
     uint64_t n_fused = 0, n_replayed = 0, n_concurrent = 0;
     for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_concurrent); }
-    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near, (int) n_fused, (int) n_replayed, (int) n_concurrent);
-    CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_concurrent >= n)); // it does reach what it is about
+    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near,
+        (int) n_fused, (int) n_replayed, (int) n_concurrent);
+    // it does reach what it is about
+    CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_concurrent >= n));
     for (int op = GCUDA_OP_NONE + 1; op < GCUDA_OP_COUNT && only == NULL; ++op) { // custom ones are the caller's
         CHECK_MSG(n_of_op[op] > 0 || op == GCUDA_OP_CUSTOM, "no %s in any graph", gcuda_op_name((enum gcuda_op) op));
     }
@@ -962,9 +1088,11 @@ static gcuda_status ask_or_refuse(gcuda_backend_dev_t dev, const struct gcuda_te
     while (r->dev != dev) { ++r; }
     struct gen chance;
     chance.state = r->salt + 977 * (uint64_t) op->op + 31 * (uint64_t) op->ne[0] + (uint64_t) op->ne[1];
-    const bool is_work = op->op != GCUDA_OP_NONE && op->op != GCUDA_OP_RESHAPE && op->op != GCUDA_OP_VIEW && op->op != GCUDA_OP_PERMUTE &&
-                         op->op != GCUDA_OP_TRANSPOSE;
-    return is_work && below(&chance, 100) < r->percent ? gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "refused by chance") : r->ask(dev, op);
+    const bool is_work = op->op != GCUDA_OP_NONE && op->op != GCUDA_OP_RESHAPE && op->op != GCUDA_OP_VIEW &&
+                         op->op != GCUDA_OP_PERMUTE && op->op != GCUDA_OP_TRANSPOSE;
+    return is_work && below(&chance, 100) < r->percent
+               ? gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "refused by chance")
+               : r->ask(dev, op);
 }
 
 static void refuse(int i, gcuda_backend_t backend, uint64_t salt, int percent) {
@@ -977,7 +1105,8 @@ static void refuse(int i, gcuda_backend_t backend, uint64_t salt, int percent) {
 }
 
 // Nodes by themselves go where chance says and where they can be.
-static void choose_backends(struct one * o, uint64_t seed, gcuda_backend_sched_t sched, const gcuda_backend_t * b, int n) {
+static void choose_backends(
+    struct one * o, uint64_t seed, gcuda_backend_sched_t sched, const gcuda_backend_t * b, int n) {
     struct gen chance;
     chance.state = seed;
     for (int i = 0; i < o->graph->n_nodes; ++i) {
@@ -985,17 +1114,21 @@ static void choose_backends(struct one * o, uint64_t seed, gcuda_backend_sched_t
         const int at = below(&chance, n + 2);
         bool is_alone = t->view_src == NULL;
         for (int k = 0; k < o->graph->n_nodes && is_alone; ++k) { is_alone = o->graph->nodes[k]->view_src != t; }
-        if (at < n && is_alone && gcuda_backend_supports_op(b[at], t)) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, t, b[at])); }
+        if (at < n && is_alone && gcuda_backend_supports_op(b[at], t)) {
+            CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, t, b[at]));
+        }
     }
 }
 
-// Inputs of a round, queued behind those that still read the ones of the round before. What is not copied at once stays in data.
+// Inputs of a round, queued behind those that still read the ones of the round before. What is not copied at once stays
+// in data.
 static void queue_leafs(struct one * o, int round, gcuda_backend_sched_t sched, char ** data) {
     for (int i = 0; i < o->g.n_leafs; ++i) {
         struct gcuda_tensor * t = o->g.leafs[i];
         if (t->data == NULL) { continue; }
         data[i] = leaf_data(&o->g, i, round, 0);
-        CHECK_OK(gcuda_backend_tensor_set_async(gcuda_backend_sched_get_tensor_backend(sched, t), t, data[i], 0, gcuda_nbytes(t)));
+        CHECK_OK(gcuda_backend_tensor_set_async(
+            gcuda_backend_sched_get_tensor_backend(sched, t), t, data[i], 0, gcuda_nbytes(t)));
     }
 }
 
@@ -1004,17 +1137,22 @@ static size_t queue_results(struct one * o, gcuda_backend_sched_t sched, char * 
     for (int i = 0; i < o->graph->n_nodes; ++i) {
         struct gcuda_tensor * t = o->graph->nodes[i];
         if (!is_compared(t)) { continue; }
-        if (to != NULL) { CHECK_OK(gcuda_backend_tensor_get_async(gcuda_backend_sched_get_tensor_backend(sched, t), t, to + size, 0, gcuda_nbytes(t))); }
+        if (to != NULL) {
+            CHECK_OK(gcuda_backend_tensor_get_async(
+                gcuda_backend_sched_get_tensor_backend(sched, t), t, to + size, 0, gcuda_nbytes(t)));
+        }
         size += gcuda_nbytes(t);
     }
     return size;
 }
 
-// Rounds under way at once: copies take turns, and with is_placed_anew inputs, too. The caller frees the buffer of all results.
+// Rounds under way at once: copies take turns, and with is_placed_anew inputs, too. The caller frees the buffer of all
+// results.
 static gcuda_backend_buffer_t run_queued(struct one * o, gcuda_backend_sched_t sched, bool is_placed_anew) {
     static char * data[N_QUEUED][MAX_LEAFS];
     const size_t size = queue_results(o, sched, NULL);
-    gcuda_backend_buffer_t buffer = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), N_QUEUED * size + 1);
+    gcuda_backend_buffer_t buffer =
+        gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), N_QUEUED * size + 1);
     char * to = (char *) gcuda_backend_buffer_get_base(buffer);
     memset(data, 0, sizeof data);
     for (int round = 0; round < N_QUEUED && to != NULL; ++round) {
@@ -1028,8 +1166,8 @@ static gcuda_backend_buffer_t run_queued(struct one * o, gcuda_backend_sched_t s
     return buffer;
 }
 
-// Smooth graphs are compared with the CPU's results. In others everything is computed by GPUs, whose bits are those of one. Of
-// three graphs one is waited for each time, two have rounds under way at once.
+// Smooth graphs are compared with the CPU's results. In others everything is computed by GPUs, whose bits are those of
+// one. Of three graphs one is waited for each time, two have rounds under way at once.
 static void run_scheduled(uint64_t seed, int * n_splits) {
     const int n_gpus = 1 + (int) (seed / 2 % MAX_GPUS);
     const bool is_smooth = seed % 2 == 0;
@@ -1052,7 +1190,8 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
     struct gcuda_backend_sched_params p;
     memset(&p, 0, sizeof p);
     const bool is_queued = seed % 3 != 0;
-    p.backends = b, p.n_backends = n_gpus + 1, p.n_copies = is_queued ? 1 + (int) (seed / 6 % 4) : 1 + (int) (seed / 6 % 2);
+    p.backends = b, p.n_backends = n_gpus + 1,
+    p.n_copies = is_queued ? 1 + (int) (seed / 6 % 4) : 1 + (int) (seed / 6 % 2);
     gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
     gcuda_backend_cpu_set_n_threads(cpu, 1);
     REQUIRE(sched != NULL && one_make(&scheduled, seed, plain, cpu, NULL, false));
@@ -1073,7 +1212,8 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
             fill_leafs(&scheduled.g, round, 0);
             CHECK_OK(gcuda_backend_sched_graph_compute(sched, scheduled.graph));
         }
-        const char * kept = is_queued ? (const char *) gcuda_backend_buffer_get_base(results) + (size_t) round * size : NULL;
+        const char * kept =
+            is_queued ? (const char *) gcuda_backend_buffer_get_base(results) + (size_t) round * size : NULL;
         compare(seed, round, &a, &scheduled, kept, is_smooth ? cpu : NULL);
     }
     gcuda_backend_buffer_free(results);
@@ -1087,8 +1227,11 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
 }
 
 TEST(random_graphs_over_gpus_and_the_cpu_that_refuse_operations) {
-    const char * only = getenv("GCUDA_RANDOM_SEED"), * orders = getenv("GCUDA_TEST_SEEDS");
-    const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 20 * (orders ? strtoull(orders, NULL, 10) : 2);
+    const char *only = getenv("GCUDA_RANDOM_SEED"), *orders = getenv("GCUDA_TEST_SEEDS");
+    const uint64_t first = only ? strtoull(only, NULL, 10) : 1,
+                   n = only          ? 1
+                       : test_full() ? 10000
+                                     : 20 * (orders ? strtoull(orders, NULL, 10) : 2);
     int n_splits = 0;
     for (uint64_t seed = first; seed < first + n; ++seed) { run_scheduled(seed, &n_splits); }
     printf("  %d graphs in %d splits\n", (int) n, n_splits);

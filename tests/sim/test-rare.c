@@ -1,5 +1,5 @@
-// Sizes that the table of test-ops leaves out, because every kernel of it that they reach takes them alone: on the simulated device and
-// on the CPU, node by node.
+// Sizes that the table of test-ops leaves out, because every kernel of it that they reach takes them alone: on the
+// simulated device and on the CPU, node by node.
 #include "sim-test.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static void fill(struct gcuda_tensor * t, float lo, float hi) {
 
 static double worst;
 static bool note_error(int i, struct gcuda_tensor * a, struct gcuda_tensor * b, void * user) {
-    float * x = (float *) malloc(gcuda_nbytes(a)), * y = (float *) malloc(gcuda_nbytes(a));
+    float *x = (float *) malloc(gcuda_nbytes(a)), *y = (float *) malloc(gcuda_nbytes(a));
     (void) i, (void) user;
     CHECK_OK(gcuda_backend_tensor_get(a, x, 0, gcuda_nbytes(a)));
     CHECK_OK(gcuda_backend_tensor_get(b, y, 0, gcuda_nbytes(a)));
@@ -52,7 +52,8 @@ static void scan(int64_t n, int64_t channels, int64_t heads, int64_t groups, int
     CHECK_OK(gcuda_backend_tensor_set(ids, slots, 0, sizeof slots));
     worst = 0.0;
     CHECK_OK(gcuda_backend_compare_graph_backend(cpu, cuda, graph, note_error, NULL, NULL, 0));
-    CHECK_MSG(worst < 1e-9, "%d states, %d channels of %d heads, %d tokens: error %g", (int) n, (int) channels, (int) heads, (int) tokens, worst);
+    CHECK_MSG(worst < 1e-9, "%d states, %d channels of %d heads, %d tokens: error %g", (int) n, (int) channels,
+        (int) heads, (int) tokens, worst);
     place_end(&p);
     gcuda_backend_free(cuda);
     gcuda_backend_free(cpu);
@@ -78,7 +79,8 @@ TEST(rows_of_a_second_batch_are_sorted_too) {
     fresh(1, 1024 * MB, 1);
     gcuda_backend_t cuda = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS), * y = gcuda_argsort(p.ctx, x, GCUDA_SORT_ORDER_ASC);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ROW, ROWS),
+                        *y = gcuda_argsort(p.ctx, x, GCUDA_SORT_ORDER_ASC);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     REQUIRE(cuda != NULL && place_alloc(&p, cuda));
@@ -94,7 +96,11 @@ TEST(rows_of_a_second_batch_are_sorted_too) {
         const int32_t * at = order + (size_t) r * ROW;
         int n = 0;
         memset(is_there, 0, sizeof is_there);
-        for (int i = 0; i < ROW && at[i] >= 0 && at[i] < ROW && !is_there[at[i]] && (i == 0 || row[at[i]] >= row[at[i - 1]]); ++i, ++n) { is_there[at[i]] = true; }
+        for (int i = 0;
+             i < ROW && at[i] >= 0 && at[i] < ROW && !is_there[at[i]] && (i == 0 || row[at[i]] >= row[at[i - 1]]);
+             ++i, ++n) {
+            is_there[at[i]] = true;
+        }
         CHECK_MSG(n == ROW, "row %d is in order up to %d", r, n);
     }
     free(order), free(v);

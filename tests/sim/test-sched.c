@@ -1,5 +1,5 @@
-// The scheduler over 1, 2, 4 and 8 simulated GPUs and the CPU: results against the CPU alone, the same bits whatever the
-// streams do, pipelining without the host, offload, faults everywhere. Without GPUs: tests/test-sched.c.
+// The scheduler over 1, 2, 4 and 8 simulated GPUs and the CPU: results against the CPU alone, the same bits whatever
+// the streams do, pipelining without the host, offload, faults everywhere. Without GPUs: tests/test-sched.c.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 
@@ -10,8 +10,8 @@
 #define MAX_NMSE_F32 1e-9
 #define MAX_NMSE_Q8_0 1e-3
 
-// Of each device: all that the networks need. cuBLAS's large workspace does not fit, so that it takes the small one; the
-// simulator would spend most of the time of these tests on filling it with NaN.
+// Of each device: all that the networks need. cuBLAS's large workspace does not fit, so that it takes the small one;
+// the simulator would spend most of the time of these tests on filling it with NaN.
 #define MEMORY (16 * MB)
 
 struct gpus {
@@ -52,7 +52,8 @@ static void gpus_end(struct gpus * g) {
 
 // Page-locked, so that getting results into it does not wait.
 static gcuda_backend_buffer_t pinned(size_t n_floats, float ** p) {
-    gcuda_backend_buffer_t buffer = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), n_floats * sizeof(float));
+    gcuda_backend_buffer_t buffer =
+        gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), n_floats * sizeof(float));
     *p = (float *) gcuda_backend_buffer_get_base(buffer);
     return buffer;
 }
@@ -60,20 +61,23 @@ static gcuda_backend_buffer_t pinned(size_t n_floats, float ** p) {
 // Layers dealt out to the GPUs in order; `user` is their number, negative: the first layer stays on the CPU.
 static gcuda_backend_buffer_type_t on_gpus(int layer, void * user) {
     const int n = abs(*(int *) user);
-    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(layer * n / 8 % n);
+    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type()
+                                           : gcuda_backend_cuda_buffer_type(layer * n / 8 % n);
 }
 
 // One after the other: every product that follows another's is elsewhere.
 static gcuda_backend_buffer_type_t in_turn(int layer, void * user) {
     const int n = abs(*(int *) user);
-    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(layer % n);
+    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type()
+                                           : gcuda_backend_cuda_buffer_type(layer % n);
 }
 
 #define N_LAYERS 8
 #define N_RUNS 4
 #define OUT (NET_D * 5)
 
-// All runs, each in new descriptions, so that inputs take turns; without waiting in between when the copies are several.
+// All runs, each in new descriptions, so that inputs take turns; without waiting in between when the copies are
+// several.
 static void run_net(struct gpus * g, struct net * net, float * got, bool rebuild) {
     const int64_t n_out = net->d * net->n_tokens;
     gcuda_backend_t last = NULL;
@@ -103,9 +107,12 @@ static uint64_t n_seeds(void) {
 
 // Of what others ask in more orders: another kernel (1 s an order), or from where it is copied.
 static uint64_t n_few_seeds(void) { return n_seeds() < 100 ? (n_seeds() + 4) / 5 : 20; }
-static uint64_t n_other_seeds(void) { return n_seeds() < 100 ? n_few_seeds() : n_seeds(); } // of what two others ask in all
+// of what two others ask in all
+static uint64_t n_other_seeds(void) { return n_seeds() < 100 ? n_few_seeds() : n_seeds(); }
 // At level ci the later ones go over the numbers of GPUs in turn.
-static bool is_asked(uint64_t seed, int i, int n) { return n_seeds() >= 100 || seed <= n_few_seeds() || (int) (seed / 2 % (uint64_t) n) == i; }
+static bool is_asked(uint64_t seed, int i, int n) {
+    return n_seeds() >= 100 || seed <= n_few_seeds() || (int) (seed / 2 % (uint64_t) n) == i;
+}
 
 // All runs on n GPUs, a layer on each in turn.
 static void run_network(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, int n, uint64_t seed, float * got) {
@@ -124,7 +131,8 @@ static void run_network(enum net_kind kind, int64_t n_tokens, enum gcuda_type ty
 }
 
 // Near the CPU's results, and with the bits of the first order on one GPU.
-static void check_networks(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, uint64_t n_orders) {
+static void check_networks(
+    enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, uint64_t n_orders) {
     static const int counts[] = { 1, 2, 4, 8 };
     static float want[N_RUNS * OUT], first[N_RUNS * OUT], got[N_RUNS * OUT];
     const int64_t n_out = NET_D * n_tokens;
@@ -137,7 +145,8 @@ static void check_networks(enum net_kind kind, int64_t n_tokens, enum gcuda_type
     }
     for (uint64_t seed = 1; seed <= n_orders; ++seed) {
         for (int i = 0; i < 4; ++i) {
-            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), counts[i], (int) seed);
+            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), counts[i],
+                (int) seed);
             if (!is_asked(seed, i, 4) || !test_case_begin(name)) { continue; }
             run_network(kind, n_tokens, type, counts[i], seed, got);
             CHECK_MSG(memcmp(got, first, (size_t) (N_RUNS * n_out) * sizeof *got) == 0, "other bits, error %g",
@@ -152,8 +161,9 @@ TEST(transformer_in_blocks) { check_networks(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0
 TEST(experts) { check_networks(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, n_seeds()); } // mul_mat_id rounds to 16 bits
 TEST(experts_of_one_token) { check_networks(NET_EXPERTS, 1, GCUDA_TYPE_F32, 1e-5, n_other_seeds()); }
 
-// The first layer is on the first GPU. The weights of the others are dealt out to all GPUs, or to the first two, in even parts or
-// not; not every matrix has rows for each of them. With is_split false they are whole on the main device, which has the last rows.
+// The first layer is on the first GPU. The weights of the others are dealt out to all GPUs, or to the first two, in
+// even parts or not; not every matrix has rows for each of them. With is_split false they are whole on the main device,
+// which has the last rows.
 struct dealt {
     int n; // GPUs
     bool is_split;
@@ -170,7 +180,8 @@ static gcuda_backend_buffer_type_t on_dealt(int layer, void * user) {
 enum { DEALT_LAYERS = 3, DEALT_OUT = NET_MAX_WIDE * OUT };
 
 // All runs, with the GPUs joined in one way or another.
-static void run_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, struct dealt * d, uint64_t seed, float * got) {
+static void run_dealt(
+    enum net_kind kind, int64_t n_tokens, enum gcuda_type type, struct dealt * d, uint64_t seed, float * got) {
     struct gpus g;
     struct net net;
     fresh(d->n, 2 * MEMORY, seed);
@@ -178,12 +189,15 @@ static void run_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type
         if (i / d->n != i % d->n) { sim_peer(i / d->n, i % d->n, 1 + (int) (seed % 3)); }
     }
     memset(&net, 0, sizeof net);
-    if (gpus_begin(&g, d->n, seed % 2 ? 4 : 1, false) && net_begin(&net, kind, DEALT_LAYERS, n_tokens, type, on_dealt, d)) {
+    if (gpus_begin(&g, d->n, seed % 2 ? 4 : 1, false) &&
+        net_begin(&net, kind, DEALT_LAYERS, n_tokens, type, on_dealt, d)) {
         CHECK(gcuda_backend_buft_is_cuda_split(net.layers[1].buffer->buft) == d->is_split);
         run_net(&g, &net, got, seed % 4 < 2);
         for (int i = 0; i < net.graph->n_nodes; ++i) { // who has rows of a weight does not decide who computes
             struct gcuda_tensor * t = net.graph->nodes[i];
-            if (t->src[0] == net.layers[2].wq) { CHECK(gcuda_backend_sched_get_tensor_backend(g.sched, t) == g.backends[d->n - 1]); }
+            if (t->src[0] == net.layers[2].wq) {
+                CHECK(gcuda_backend_sched_get_tensor_backend(g.sched, t) == g.backends[d->n - 1]);
+            }
         }
     } else {
         CHECK_MSG(false, "%s", gcuda_last_error());
@@ -193,10 +207,11 @@ static void run_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type
     clean();
 }
 
-// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums are cut, and the
-// last bit of one may be the last of 16 where the next product rounds it.
+// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums
+// are cut, and the last bit of one may be the last of 16 where the next product rounds it.
 // Whatever the order, the bits are those of the first.
-static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, double bound, uint64_t n_orders) {
+static void check_dealt(
+    enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, double bound, uint64_t n_orders) {
     static float whole[N_RUNS * DEALT_OUT], first[N_RUNS * DEALT_OUT], got[N_RUNS * DEALT_OUT];
     char name[96];
     net_wide = NET_MAX_WIDE, is_strict = true;
@@ -214,7 +229,8 @@ static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type ty
             snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), n, (int) seed);
             if (!is_asked(seed, n / 2 - 1, 2) || !test_case_begin(name)) { continue; }
             run_dealt(kind, n_tokens, type, &d, seed, got);
-            CHECK_MSG(memcmp(got, first, (size_t) n_all * sizeof *got) == 0, "other bits, error %g", nmse(got, first, n_all));
+            CHECK_MSG(
+                memcmp(got, first, (size_t) n_all * sizeof *got) == 0, "other bits, error %g", nmse(got, first, n_all));
             test_case_end();
         }
     }
@@ -222,7 +238,9 @@ static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type ty
 }
 
 TEST(split_transformer) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_F32, MAX_NMSE_F32, 0.0, n_seeds()); }
-TEST(split_transformer_in_blocks) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, 0.0, n_other_seeds()); }
+TEST(split_transformer_in_blocks) {
+    check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, 0.0, n_other_seeds());
+}
 TEST(split_experts) { check_dealt(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, 1e-8, n_seeds()); }
 TEST(split_experts_of_one_token) { check_dealt(NET_EXPERTS, 1, GCUDA_TYPE_Q4_0, MAX_NMSE_Q8_0, 0.0, n_few_seeds()); }
 
@@ -258,8 +276,8 @@ TEST(cpu_and_gpus) {
     }
 }
 
-// The experts of the first layer are in host memory and computed on a GPU. Their ids are other ones with each run; what the
-// place of a weight held before is another weight's, so that an expert that was forgotten is seen.
+// The experts of the first layer are in host memory and computed on a GPU. Their ids are other ones with each run; what
+// the place of a weight held before is another weight's, so that an expert that was forgotten is seen.
 TEST(used_experts_are_copied) {
     for (int64_t n_tokens = 1; n_tokens <= 5; n_tokens += 4) {
         float want[N_RUNS * OUT], got[N_RUNS * OUT];
@@ -299,13 +317,16 @@ static void run_mix(uint64_t seed, bool again) {
     fresh(n_gpus, MEMORY, seed);
     chaos_type = GCUDA_TYPE_F32;
     REQUIRE(chaos_answer(seed, n_nodes, want));
-    gcuda_backend_t b[6] = { gpu_backend(0), gpu_backend(0), gpu_backend(n_gpus - 1), toy_backend(0), toy_backend(1), gcuda_backend_cpu_init() };
+    gcuda_backend_t b[6] = { gpu_backend(0), gpu_backend(0), gpu_backend(n_gpus - 1), toy_backend(0), toy_backend(1),
+        gcuda_backend_cpu_init() };
     for (int i = 0; i < 2; ++i) { toys[i].seed = seed + (uint64_t) i, toys[i].refuses = 50; }
     struct gcuda_backend_sched_params p;
     memset(&p, 0, sizeof p);
     p.backends = b, p.n_backends = 6, p.n_copies = seed % 2 ? 1 : 3;
     gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
-    for (int i = 0; i < 3; ++i) { bufts[i] = i == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(i == 1 ? 0 : n_gpus - 1); }
+    for (int i = 0; i < 3; ++i) {
+        bufts[i] = i == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(i == 1 ? 0 : n_gpus - 1);
+    }
     REQUIRE(sched != NULL && chaos_begin(&c, seed, n_nodes, bufts));
     struct rng r = { seed };
     for (int i = 0; i < c.graph->n_nodes; ++i) { // where chance says
@@ -321,7 +342,8 @@ static void run_mix(uint64_t seed, bool again) {
         if (again && i == 1) { CHECK_OK(gcuda_backend_sched_alloc_graph(sched, c.graph)); }
         CHECK_OK(chaos_set(&c, seed + (uint64_t) i));
         CHECK_OK(gcuda_backend_sched_graph_compute_async(sched, c.graph));
-        CHECK_OK(gcuda_backend_tensor_get_async(gcuda_backend_sched_get_tensor_backend(sched, c.out), c.out, got[i], 0, sizeof got[i]));
+        CHECK_OK(gcuda_backend_tensor_get_async(
+            gcuda_backend_sched_get_tensor_backend(sched, c.out), c.out, got[i], 0, sizeof got[i]));
     }
     CHECK_OK(gcuda_backend_sched_synchronize(sched));
     for (int i = 0; i < 2; ++i) {
@@ -370,7 +392,8 @@ TEST(what_is_viewed_elsewhere_is_written) {
     struct gcuda_context * ctx = gcuda_init(params);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     struct gcuda_tensor * in = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N);
-    struct gcuda_tensor * doubled = gcuda_scale(ctx, in, 2.0f), * squared = gcuda_sqr(ctx, doubled); // a chain, seen alone
+    // a chain, seen alone
+    struct gcuda_tensor *doubled = gcuda_scale(ctx, in, 2.0f), *squared = gcuda_sqr(ctx, doubled);
     struct gcuda_tensor * host = gcuda_abs(ctx, in);
     struct gcuda_tensor * half = gcuda_view_1d(ctx, doubled, N / 2, 0);
     struct gcuda_tensor * sum = gcuda_add(ctx, host, half);
@@ -403,14 +426,20 @@ TEST(nothing_waits_on_the_host_between_gpus) {
         struct net net;
         int n = 4;
         fresh(4, MEMORY, 3);
-        REQUIRE(gpus_begin(&g, 4, n_copies, false) && net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
-        struct gcuda_tensor * inputs[] = { net.x, net.pos, net.rows, net.mask }; // on the first GPU: the CPU has no part
-        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0])); }
+        REQUIRE(gpus_begin(&g, 4, n_copies, false) &&
+                net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
+        // on the first GPU: the CPU has no part
+        struct gcuda_tensor * inputs[] = { net.x, net.pos, net.rows, net.mask };
+        for (int i = 0; i < 4; ++i) {
+            CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0]));
+        }
         CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
         CHECK_OK(net_set(&net, 0));
         CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph));
-        const long waits[] = { sim_counts("cudaStreamSynchronize"), sim_counts("cudaEventSynchronize"), sim_counts("cudaDeviceSynchronize") };
-        const long allocations = sim_counts("cudaMalloc") + sim_counts("cudaHostAlloc"), n_memcpy = sim_counts("cudaMemcpyPeerAsync");
+        const long waits[] = { sim_counts("cudaStreamSynchronize"), sim_counts("cudaEventSynchronize"),
+            sim_counts("cudaDeviceSynchronize") };
+        const long allocations = sim_counts("cudaMalloc") + sim_counts("cudaHostAlloc"),
+                   n_memcpy = sim_counts("cudaMemcpyPeerAsync");
         for (int run = 0; run < 3; ++run) { CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph)); }
         CHECK_EQ_I(sim_counts("cudaStreamSynchronize"), waits[0]);
         CHECK_EQ_I(sim_counts("cudaEventSynchronize"), waits[1]);
@@ -425,14 +454,14 @@ TEST(nothing_waits_on_the_host_between_gpus) {
 }
 
 static long n_host_waits(void) {
-    return sim_counts("cudaStreamSynchronize") + sim_counts("cudaEventSynchronize") + sim_counts("cudaDeviceSynchronize") +
-           sim_counts("cudaStreamQuery");
+    return sim_counts("cudaStreamSynchronize") + sim_counts("cudaEventSynchronize") +
+           sim_counts("cudaDeviceSynchronize") + sim_counts("cudaStreamQuery");
 }
 
 // Inputs are on the CPU, and so is the first layer: what it computes goes to a GPU while that is at the run before. The
 // host changes the inputs as soon as a run is queued.
 TEST(nothing_waits_for_copies_from_the_host) {
-    float want[N_RUNS * OUT], * got = NULL;
+    float want[N_RUNS * OUT], *got = NULL;
     REQUIRE(net_answer(NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, N_RUNS, want));
     for (uint64_t seed = 1; seed <= 2 * n_seeds(); ++seed) {
         struct gpus g;
@@ -441,7 +470,8 @@ TEST(nothing_waits_for_copies_from_the_host) {
         const int n_copies = seed % 4 < 2 ? 4 : 1;
         fresh(2, MEMORY, seed);
         gcuda_backend_buffer_t buffer = pinned(N_RUNS * OUT, &got);
-        REQUIRE(gpus_begin(&g, 2, n_copies, false) && net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
+        REQUIRE(gpus_begin(&g, 2, n_copies, false) &&
+                net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
         CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
         CHECK_OK(net_set(&net, 0));
         CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph)); // peers are probed
@@ -471,7 +501,7 @@ TEST(nothing_waits_for_copies_from_the_host) {
 // One graph, allocated once, its inputs on the first GPU: run after run is queued, each with inputs of its own.
 TEST(runs_under_way_do_not_meet) {
     static struct net_data data[N_RUNS];
-    float want[N_RUNS * OUT], * got = NULL;
+    float want[N_RUNS * OUT], *got = NULL;
     REQUIRE(net_answer(NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, N_RUNS, want));
     for (uint64_t seed = 1; seed <= n_seeds() + 10; ++seed) {
         static const int copies[] = { 1, 2, 4 };
@@ -484,7 +514,9 @@ TEST(runs_under_way_do_not_meet) {
         REQUIRE(gpus_begin(&g, 2, copies[seed % 3], false));
         REQUIRE(net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, seed % 2 ? on_gpus : in_turn, &n));
         struct gcuda_tensor * inputs[] = { net.x, net.pos, net.rows, net.mask };
-        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0])); }
+        for (int i = 0; i < 4; ++i) {
+            CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0]));
+        }
         CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
         gcuda_backend_t last = gcuda_backend_sched_get_tensor_backend(g.sched, net.out);
         for (int run = 0; run < N_RUNS; ++run) {
@@ -496,7 +528,8 @@ TEST(runs_under_way_do_not_meet) {
         CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
         for (int run = 0; run < N_RUNS; ++run) {
             const double error = nmse(got + run * OUT, want + run * OUT, OUT);
-            CHECK_MSG(error < MAX_NMSE_F32, "seed %d, %d copies, run %d: error %g", (int) seed, copies[seed % 3], run, error);
+            CHECK_MSG(
+                error < MAX_NMSE_F32, "seed %d, %d copies, run %d: error %g", (int) seed, copies[seed % 3], run, error);
         }
         net_end(&net);
         gpus_end(&g);
@@ -507,28 +540,31 @@ TEST(runs_under_way_do_not_meet) {
     }
 }
 
-// With one copy of inputs a result may lie where a copy was, and the CPU has waited for the result's GPU: what the caller enqueues
-// there after the run, the next run's copy waits for all the same. In pieces, so that the other GPU could be far ahead.
+// With one copy of inputs a result may lie where a copy was, and the CPU has waited for the result's GPU: what the
+// caller enqueues there after the run, the next run's copy waits for all the same. In pieces, so that the other GPU
+// could be far ahead.
 TEST(a_result_on_its_way_is_not_overwritten) {
     enum { N = 256, RUNS = 3, PIECE = N / 16 };
     const struct gcuda_init_params params = { 0, NULL, true };
     for (uint64_t seed = 1; seed <= 8; ++seed) {
         struct gpus g;
-        float * in = NULL, * got = NULL, seen[N];
+        float *in = NULL, *got = NULL, seen[N];
         fresh(2, 64 * MB, seed);
         gcuda_backend_buffer_t buffers[] = { pinned(RUNS * N, &in), pinned(RUNS * N, &got) };
         REQUIRE(in != NULL && got != NULL && gpus_begin(&g, 2, 1, true));
         struct gcuda_context * ctx = gcuda_init(params);
         struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
         struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N);
-        struct gcuda_tensor * y = gcuda_scale(ctx, x, 2.0f), * z = gcuda_scale(ctx, y, 3.0f), * w = gcuda_abs(ctx, z);
+        struct gcuda_tensor *y = gcuda_scale(ctx, x, 2.0f), *z = gcuda_scale(ctx, y, 3.0f), *w = gcuda_abs(ctx, z);
         struct gcuda_tensor * all[] = { x, y, z, w };
         const int where[] = { 0, 0, 1, 2 };
         gcuda_set_input(x);
         gcuda_set_output(z);
         gcuda_set_output(w);
         CHECK_OK(gcuda_build_forward_expand(graph, w));
-        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, all[i], g.backends[where[i]])); }
+        for (int i = 0; i < 4; ++i) {
+            CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, all[i], g.backends[where[i]]));
+        }
         CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, graph));
         CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, graph)); // peers are probed
         for (int run = 0; run < RUNS; ++run) {
@@ -543,7 +579,8 @@ TEST(a_result_on_its_way_is_not_overwritten) {
         CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
         CHECK_OK(gcuda_backend_tensor_get(w, seen, 0, sizeof seen));
         for (int i = 0; i < RUNS * N; ++i) {
-            CHECK_MSG(got[i] == 6.0f * (float) i, "seed %d, run %d: element %d is %g", (int) seed, i / N, i % N, (double) got[i]);
+            CHECK_MSG(got[i] == 6.0f * (float) i, "seed %d, run %d: element %d is %g", (int) seed, i / N, i % N,
+                (double) got[i]);
             if (got[i] != 6.0f * (float) i) { break; }
         }
         for (int i = 0; i < N; ++i) { CHECK_EQ_I(seen[i], 6 * ((RUNS - 1) * N + i)); }
@@ -561,7 +598,10 @@ static uint64_t time_of_runs(int n_gpus, int n_copies, int n_runs) {
     struct net net;
     int n = n_gpus;
     fresh(2, MEMORY, 1);
-    if (!gpus_begin(&g, n_gpus, n_copies, false) || !net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n)) { return 0; }
+    if (!gpus_begin(&g, n_gpus, n_copies, false) ||
+        !net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n)) {
+        return 0;
+    }
     CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
     CHECK_OK(net_set(&net, 0));
     CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph)); // peers are probed
@@ -580,12 +620,13 @@ static uint64_t time_of_runs(int n_gpus, int n_copies, int n_runs) {
 
 TEST(two_gpus_work_at_once) {
     const uint64_t one = time_of_runs(1, 1, 8), two = time_of_runs(2, 4, 8);
-    printf("  8 runs in simulated time: one GPU %.0f us, two with 4 copies %.0f us\n", 1e-3 * (double) one, 1e-3 * (double) two);
+    printf("  8 runs in simulated time: one GPU %.0f us, two with 4 copies %.0f us\n", 1e-3 * (double) one,
+        1e-3 * (double) two);
     CHECK_MSG((double) one > 1.5 * (double) two, "%.2f times as fast", (double) one / (double) two);
 }
 
-// ns of simulated time for 4 runs of products one after the other, whose weights lie on the GPU, or in host memory and go there
-// with each run. result: the last one's.
+// ns of simulated time for 4 runs of products one after the other, whose weights lie on the GPU, or in host memory and
+// go there with each run. result: the last one's.
 static uint64_t time_with_weights(bool are_there, int n_products, float * result) {
     enum { N = 64 };
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -594,9 +635,9 @@ static uint64_t time_with_weights(bool are_there, int n_products, float * result
     sim_copy_speed(3000); // bytes a us: a weight takes about as long as what is computed with it
     setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "1", 1);
     if (!gpus_begin(&g, 1, 1, false)) { return 0; }
-    struct gcuda_context * weights = gcuda_init(params), * ctx = gcuda_init(params);
+    struct gcuda_context *weights = gcuda_init(params), *ctx = gcuda_init(params);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
-    struct gcuda_tensor * x = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, N, 4), "x"), * y = x;
+    struct gcuda_tensor *x = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, N, 4), "x"), *y = x;
     gcuda_set_input(x);
     CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, x, g.backends[0]));
     for (int i = 0; i < n_products; ++i) {
@@ -605,9 +646,12 @@ static uint64_t time_with_weights(bool are_there, int n_products, float * result
     }
     gcuda_set_output(y);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
-    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights, are_there ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cpu_buffer_type());
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+        weights, are_there ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cpu_buffer_type());
     gcuda_backend_buffer_set_usage(buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
-    for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL; w = gcuda_get_next_tensor(weights, w)) { CHECK(fill_tensor(w, 0.3)); }
+    for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL; w = gcuda_get_next_tensor(weights, w)) {
+        CHECK(fill_tensor(w, 0.3));
+    }
     CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, graph));
     CHECK_EQ_I(gcuda_backend_sched_get_n_splits(g.sched), are_there ? 1 : n_products);
     uint64_t start = 0;
@@ -627,12 +671,14 @@ static uint64_t time_with_weights(bool are_there, int n_products, float * result
     return time;
 }
 
-// What uploads are queued by are threads, which begin in real time: on a machine with more programs than processors they come late for
-// the simulated clock. So the best of some attempts; without any overlap each takes as long as both together.
+// What uploads are queued by are threads, which begin in real time: on a machine with more programs than processors
+// they come late for the simulated clock. So the best of some attempts; without any overlap each takes as long as both
+// together.
 TEST(weights_are_uploaded_beside_the_work) {
     enum { N_PRODUCTS = 24, ATTEMPTS = 8 };
     float want[256], got[256];
-    const uint64_t there = time_with_weights(true, N_PRODUCTS, want), upload = 4 * N_PRODUCTS * (64 * 64 * 4 / 3 + 1000);
+    const uint64_t there = time_with_weights(true, N_PRODUCTS, want),
+                   upload = 4 * N_PRODUCTS * (64 * 64 * 4 / 3 + 1000);
     const double most = (double) there + 0.75 * (double) upload;
     uint64_t best = 0;
     for (int i = 0; i < ATTEMPTS && (best == 0 || (double) best >= most); ++i) {
@@ -640,8 +686,9 @@ TEST(weights_are_uploaded_beside_the_work) {
         CHECK(there > 0 && uploaded > 0 && memcmp(want, got, sizeof want) == 0);
         best = best == 0 || uploaded < best ? uploaded : best;
     }
-    printf("  4 runs in simulated time: weights on the GPU %.0f us, uploads alone %.0f us, weights in host memory %.0f us\n", 1e-3 * (double) there,
-        1e-3 * (double) upload, 1e-3 * (double) best);
+    printf("  4 runs in simulated time: weights on the GPU %.0f us, uploads alone %.0f us, weights "
+           "in host memory %.0f us\n",
+        1e-3 * (double) there, 1e-3 * (double) upload, 1e-3 * (double) best);
     CHECK_MSG((double) best < most, "%.0f us, allowed %.0f", 1e-3 * (double) best, 1e-3 * most);
 }
 
@@ -681,7 +728,8 @@ static bool fail_one(const char * api, int k, cudaError_t error, const float * w
     if (st != GCUDA_STATUS_SUCCESS) { st = all_of_it(&g, &net, got); }
     CHECK_MSG(st == GCUDA_STATUS_SUCCESS, "%s, after call %d failed: %s", api, k, gcuda_last_error());
     if (st == GCUDA_STATUS_SUCCESS) {
-        CHECK_MSG(nmse(got, want, OUT) < MAX_NMSE_F32, "%s, after call %d failed: error %g", api, k, nmse(got, want, OUT));
+        CHECK_MSG(
+            nmse(got, want, OUT) < MAX_NMSE_F32, "%s, after call %d failed: error %g", api, k, nmse(got, want, OUT));
     }
     sim_fail(api, 0, cudaSuccess);
     net_end(&net);
@@ -703,7 +751,8 @@ TEST(every_cuda_call_fails_in_turn) {
         if (strcmp(names[i], "kernel") == 0) { continue; } // loses the device: below
         const bool is_blas = strncmp(names[i], "cublas", 6) == 0;
         int step = 1;
-        for (int k = 1; fail_one(names[i], k, is_blas ? (cudaError_t) 13 : cudaErrorMemoryAllocation, want); k += step) {
+        for (int k = 1; fail_one(names[i], k, is_blas ? (cudaError_t) 13 : cudaErrorMemoryAllocation, want);
+             k += step) {
             step = test_full() ? 1 : k < 3 ? 1 : 2 * step + 1;
             if (test_all.n_bad_checks > 0) { break; }
         }
@@ -730,7 +779,8 @@ TEST(a_lost_device_is_a_status) {
     clean();
 }
 
-// With little memory on each of two devices: what does not fit is a status that names the bytes, and a smaller one fits.
+// With little memory on each of two devices: what does not fit is a status that names the bytes, and a smaller one
+// fits.
 TEST(out_of_memory_is_a_normal_answer) {
     struct gpus g;
     struct net net;

@@ -1,4 +1,5 @@
-// Capture into graphs on the simulated device: what is captured, forks and joins, what capture forbids, updates, launches.
+// Capture into graphs on the simulated device: what is captured, forks and joins, what capture forbids, updates,
+// launches.
 #include "sim-launch.h"
 
 #include <pthread.h>
@@ -48,7 +49,8 @@ static void capture_sum(const place & p, int x, int y, bool with_join = true) {
     CHECK(launch(k_set, dim3(1), dim3(32), 0, p.t, p.z, (int) N, y) == cudaSuccess);
     CHECK(cudaEventRecord(p.join, p.t) == cudaSuccess);
     if (with_join) { CHECK(cudaStreamWaitEvent(p.s, p.join, 0) == cudaSuccess); }
-    CHECK(launch(k_add, dim3(1), dim3(32), 0, p.s, p.sum, (const int *) p.a, (const int *) p.z, (int) N) == cudaSuccess);
+    CHECK(
+        launch(k_add, dim3(1), dim3(32), 0, p.s, p.sum, (const int *) p.a, (const int *) p.z, (int) N) == cudaSuccess);
 }
 
 TEST(a_fork_and_a_join_are_replayed) {
@@ -69,10 +71,12 @@ TEST(a_fork_and_a_join_are_replayed) {
         CHECK(cudaGraphGetNodes(g, nullptr, &n) == cudaSuccess && n == 3);
         cudaGraphNode_t nodes[3], before[3];
         CHECK(cudaGraphGetNodes(g, nodes, &n) == cudaSuccess);
-        for (size_t i = 0, n_before = 3; i < 3; ++i, n_before = 3) { // as captured: the first, the second behind it, the sum behind both
+        // as captured: the first, the second behind it, the sum behind both
+        for (size_t i = 0, n_before = 3; i < 3; ++i, n_before = 3) {
             CHECK(cudaGraphNodeGetDependencies(nodes[i], before, nullptr, &n_before) == cudaSuccess && n_before == i);
             CHECK(i == 0 || before[0] == nodes[0] || before[1] == nodes[0]);
-            CHECK(before[2] == nullptr && cudaGraphNodeGetDependencies(nodes[i], nullptr, nullptr, &n_before) == cudaSuccess && n_before == i);
+            CHECK(before[2] == nullptr &&
+                  cudaGraphNodeGetDependencies(nodes[i], nullptr, nullptr, &n_before) == cudaSuccess && n_before == i);
         }
         CHECK(cudaGraphInstantiate(&x, g, 0) == cudaSuccess && cudaGraphDestroy(g) == cudaSuccess);
         CHECK_EQ_I(fetched(p.sum, N)[0], -1); // nothing has run yet
@@ -114,12 +118,15 @@ TEST(launches_of_one_graph_follow_each_other) {
         cudaGraph_t g = nullptr;
         cudaGraphExec_t x = nullptr;
         big_args args = { p.a, N, 5, {} };
-        CHECK(cudaMemsetAsync(p.a, 0, N * sizeof(int), p.s) == cudaSuccess && cudaStreamSynchronize(p.s) == cudaSuccess);
+        CHECK(
+            cudaMemsetAsync(p.a, 0, N * sizeof(int), p.s) == cudaSuccess && cudaStreamSynchronize(p.s) == cudaSuccess);
         CHECK(cudaStreamBeginCapture(p.s, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
         CHECK(launch(k_count, dim3(1), dim3(32), 0, p.s, args) == cudaSuccess);
         args.step = 100; // was copied
         CHECK(cudaStreamEndCapture(p.s, &g) == cudaSuccess && cudaGraphInstantiate(&x, g, 0) == cudaSuccess);
-        for (int i = 0; i < 3; ++i) { CHECK(cudaGraphLaunch(x, p.s) == cudaSuccess && cudaGraphLaunch(x, p.t) == cudaSuccess); }
+        for (int i = 0; i < 3; ++i) {
+            CHECK(cudaGraphLaunch(x, p.s) == cudaSuccess && cudaGraphLaunch(x, p.t) == cudaSuccess);
+        }
         cudaGraphNode_t node = nullptr;
         size_t n = 1;
         cudaKernelNodeParams params;
@@ -248,7 +255,8 @@ TEST(captures_have_to_be_joined_and_kept_apart) {
           cudaStreamBeginCapture(p.t, cudaStreamCaptureModeRelaxed) == cudaSuccess);
     CHECK(cudaEventRecord(p.fork, p.s) == cudaSuccess);
     CHECK(cudaStreamWaitEvent(p.t, p.fork, 0) == cudaErrorStreamCaptureMerge);
-    CHECK(end_capture(p.s) == cudaErrorStreamCaptureInvalidated && end_capture(p.t) == cudaErrorStreamCaptureInvalidated);
+    CHECK(
+        end_capture(p.s) == cudaErrorStreamCaptureInvalidated && end_capture(p.t) == cudaErrorStreamCaptureInvalidated);
     CHECK(cudaStreamWaitEvent(p.t, p.fork, 0) == cudaErrorCapturedEvent);
     CHECK(cudaEventRecord(p.fork, p.t) == cudaSuccess && cudaEventSynchronize(p.fork) == cudaSuccess);
     end(p);

@@ -15,7 +15,9 @@ static __global__ void k_fill(int * out, int n, int value) {
 }
 static __global__ void k_read(int * out, const int * in) { out[threadIdx.x] = in[threadIdx.x]; }
 
-static void fill(int * p, int n, int value) { CHECK(launch(k_fill, dim3(2), dim3(64), 0, nullptr, p, n, value) == cudaSuccess); }
+static void fill(int * p, int n, int value) {
+    CHECK(launch(k_fill, dim3(2), dim3(64), 0, nullptr, p, n, value) == cudaSuccess);
+}
 
 // =====================================================================================================================
 // >>access
@@ -257,8 +259,7 @@ TEST(a_capture_takes_only_copies_that_name_no_device) {
 static CUresult (*mem_granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
 static CUresult (*mem_reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
 static CUresult (*mem_address_free)(CUdeviceptr, size_t);
-static CUresult (*mem_create)(
-    CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+static CUresult (*mem_create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
 static CUresult (*mem_release)(CUmemGenericAllocationHandle);
 static CUresult (*mem_map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
 static CUresult (*mem_unmap)(CUdeviceptr, size_t);
@@ -397,7 +398,8 @@ TEST(virtual_memory_is_usable_by_whom_it_was_said) {
     CHECK(cudaMemcpyAsync(z, p, 128, cudaMemcpyDefault, nullptr) == cudaErrorInvalidValue);
     CHECK(cudaMemcpyPeerAsync(z, 1, p, 0, 128, nullptr) == cudaSuccess); // wants no access
     CHECK(mem_set_access(at, PAGE, by, 2) == CUDA_SUCCESS);
-    CHECK(cudaMemcpyAsync(z, p, 128, cudaMemcpyDefault, nullptr) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpyAsync(z, p, 128, cudaMemcpyDefault, nullptr) == cudaSuccess &&
+          cudaDeviceSynchronize() == cudaSuccess);
     CHECK_EQ_I(sim_violations(), 0);
     (void) launch(k_fill, dim3(1), dim3(64), 0, nullptr, p, 64, 6); // may only read
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
@@ -475,7 +477,8 @@ TEST(devices_are_found_by_attribute_and_address) {
     CHECK(memcmp(prop.uuid.bytes, "0123456789abcde", 16) == 0 && memcmp(prop.luid, "LUID678", 8) == 0);
     CHECK_EQ_I(prop.luidDeviceNodeMask, 1);
     sim_attribute(0, cudaDevAttrMaxSharedMemoryPerBlockOptin, 48 * 1024);
-    CHECK(cudaFuncSetAttribute(k_read, cudaFuncAttributeMaxDynamicSharedMemorySize, 50 * 1024) == cudaErrorInvalidValue);
+    CHECK(
+        cudaFuncSetAttribute(k_read, cudaFuncAttributeMaxDynamicSharedMemorySize, 50 * 1024) == cudaErrorInvalidValue);
     CHECK(cudaGetDeviceProperties(&prop, 0) == cudaSuccess && prop.sharedMemPerBlockOptin == 48 * 1024);
     cudaFuncAttributes about;
     CHECK(cudaFuncGetAttributes(&about, k_read) == cudaSuccess && about.maxThreadsPerBlock == 1024);
@@ -523,7 +526,7 @@ TEST(events_measure_the_simulated_clock) {
 static void count_up(void * user) { ++*(int *) user; }
 static void call_cuda(void * user) { *(cudaError_t *) user = cudaMemsetAsync(nullptr, 0, 0, nullptr); }
 TEST(kernels_are_announced_and_host_functions_make_no_calls) {
-    int n = 0, * p = on_device<int>(64);
+    int n = 0, *p = on_device<int>(64);
     sim_each_kernel(count_up, &n);
     for (int i = 0; i < 5; ++i) { fill(p, 64, i); }
     CHECK(cudaDeviceSynchronize() == cudaSuccess && n == 5);

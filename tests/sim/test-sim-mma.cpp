@@ -47,7 +47,10 @@ static __global__ void k_mma(const mma_args p) {
 
 static unsigned encode(kind k, float v) {
     const uint32_t bits = __float_as_uint(v);
-    return k == F16 ? __half_as_ushort(__float2half_rn(v)) : k == BF16 ? bits >> 16 : k == TF32 ? bits : (unsigned) (int) v & 255u;
+    return k == F16    ? __half_as_ushort(__float2half_rn(v))
+           : k == BF16 ? bits >> 16
+           : k == TF32 ? bits
+                       : (unsigned) (int) v & 255u;
 }
 
 template <typename T> static T * copied(const std::vector<T> & v) {
@@ -70,11 +73,13 @@ static void multiply(kind k, int width, uint64_t seed) {
     for (int l = 0; l < 32; ++l) {
         for (int i = 0; i < 4 * width; ++i) {
             const where w = in_a(l, i, width);
-            ra[(size_t) (4 * l + i / width)] |= encode(k, a[(size_t) (w.row * n_k + w.column)]) << (32 / width * (i % width) % 32);
+            ra[(size_t) (4 * l + i / width)] |= encode(k, a[(size_t) (w.row * n_k + w.column)])
+                                                << (32 / width * (i % width) % 32);
         }
         for (int i = 0; i < 2 * width; ++i) {
             const where w = in_b(l, i, width);
-            rb[(size_t) (2 * l + i / width)] |= encode(k, b[(size_t) (w.row * N + w.column)]) << (32 / width * (i % width) % 32);
+            rb[(size_t) (2 * l + i / width)] |= encode(k, b[(size_t) (w.row * N + w.column)])
+                                                << (32 / width * (i % width) % 32);
         }
         for (int i = 0; i < 4; ++i) {
             const where w = in_c(l, i);
@@ -82,7 +87,8 @@ static void multiply(kind k, int width, uint64_t seed) {
             ri[(size_t) (4 * l + i)] = (int) rc[(size_t) (4 * l + i)];
         }
     }
-    const mma_args p = { copied(ra), copied(rb), copied(rc), on_device<float>(128), copied(ri), on_device<int>(128), k };
+    const mma_args p = { copied(ra), copied(rb), copied(rc), on_device<float>(128), copied(ri), on_device<int>(128),
+        k };
     CHECK(launch(k_mma, dim3(1), dim3(32), 0, nullptr, p) == cudaSuccess);
     const std::vector<float> d = fetched(p.d, 128);
     const std::vector<int> di = fetched(p.di, 128);
@@ -90,7 +96,9 @@ static void multiply(kind k, int width, uint64_t seed) {
         for (int i = 0; i < 4; ++i) {
             const where w = in_c(l, i);
             double want = c[(size_t) (w.row * N + w.column)];
-            for (int x = 0; x < n_k; ++x) { want += (double) a[(size_t) (w.row * n_k + x)] * (double) b[(size_t) (x * N + w.column)]; }
+            for (int x = 0; x < n_k; ++x) {
+                want += (double) a[(size_t) (w.row * n_k + x)] * (double) b[(size_t) (x * N + w.column)];
+            }
             const double got = k == S8 ? di[(size_t) (4 * l + i)] : (double) d[(size_t) (4 * l + i)];
             CHECK_MSG(got == want, "kind %d, row %d, column %d: %g, want %g", (int) k, w.row, w.column, got, want);
         }

@@ -508,10 +508,12 @@ TEST(products_of_halves_and_of_lists) {
     void ** list = on_device<void *>(3);
     CHECK(cudaMemcpy(list, lists, sizeof lists, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cublasGemmBatchedEx(handle, 0, 0, 2, 2, 2, &one, list, 2, 2, list + 1, 2, 2, &a_half, list + 2, 0, 2, 1, 68, -1) == 0);
+    CHECK(cublasGemmBatchedEx(
+              handle, 0, 0, 2, 2, 2, &one, list, 2, 2, list + 1, 2, 2, &a_half, list + 2, 0, 2, 1, 68, -1) == 0);
     CHECK(fetched((const float *) dc, 4)[3] == 23.0f);
     const float zero = 0.0f;
-    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &zero, db, 2, 2, 68, -1) == 0); // halves come out
+    // halves come out
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &zero, db, 2, 2, 68, -1) == 0);
     const std::vector<__half> h = fetched((const __half *) db, 4);
     CHECK(__half2float(h[0]) == 7.0f && __half2float(h[3]) == 22.0f);
     CHECK(cublasDestroy_v2(handle) == 0);
@@ -574,10 +576,11 @@ TEST(products_of_the_cublas_stand_in) {
     clean();
 }
 
-// Two products of one number each, whose addresses are copied to the device behind the call's back: in stream order, before it.
+// Two products of one number each, whose addresses are copied to the device behind the call's back: in stream order,
+// before it.
 TEST(cublas_reads_addresses_on_the_device) {
     const float one = 1.0f, zero = 0.0f, numbers[12] = { 2, 0, 0, 0, 3, 0, 0, 0, 5 }; // at multiples of 16 bytes
-    float * x = on_device<float>(12), y[8] = { 0 };
+    float *x = on_device<float>(12), y[8] = { 0 };
     float * dy = on_device<float>(8);
     void ** to = on_device<void *>(6);
     void * handle = nullptr;
@@ -587,7 +590,8 @@ TEST(cublas_reads_addresses_on_the_device) {
     CHECK(cudaMemcpy(x, numbers, sizeof numbers, cudaMemcpyHostToDevice) == cudaSuccess);
     void * at[6] = { x, x + 4, x + 8, x + 8, dy, dy + 4 };
     const auto multiply = [&](void ** from) {
-        return cublasGemmBatchedEx(handle, 0, 0, 1, 1, 1, &one, from, 0, 1, from + 2, 0, 1, &zero, from + 4, 0, 1, 2, 68, -1);
+        return cublasGemmBatchedEx(
+            handle, 0, 0, 1, 1, 1, &one, from, 0, 1, from + 2, 0, 1, &zero, from + 4, 0, 1, 2, 68, -1);
     };
     CHECK(cudaMemcpyAsync(to, at, sizeof at, cudaMemcpyHostToDevice, stream) == cudaSuccess && multiply(to) == 0);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);

@@ -1,4 +1,5 @@
-// >>k-sm90 of gcuda_kernels.cu on the simulated device: an example of how a kernel with a ring of stages is written, mistakes in it that
+// >>k-sm90 of gcuda_kernels.cu on the simulated device: an example of how a kernel with a ring of stages is written,
+//   mistakes in it that
 // must be found, and every form of wgmma and of the copies against definitions written here.
 #define GCUDA_KERNEL_PART 90
 #include "../../gcuda_kernels.cu"
@@ -11,30 +12,32 @@
 enum { TILE = 64, STEP = 64, STAGES = 3, STAGE_BYTES = 2 * TILE * STEP * 2 };
 enum mistake {
     NONE,
-    WRONG_PHASE,        // the consumer begins with the producer's phase
-    NO_EXPECT,          // the producer does not say how many bytes come
-    EARLY_RELEASE,      // the stage is given back before the products are over
-    WRONG_SWIZZLE,      // the tensor map makes another one than the descriptor says
-    WRONG_DESCRIPTOR,   // eight rows are half as far from the next as they are
-    OVERWRITTEN,        // an operand, by an ordinary store before the wait
+    WRONG_PHASE,      // the consumer begins with the producer's phase
+    NO_EXPECT,        // the producer does not say how many bytes come
+    EARLY_RELEASE,    // the stage is given back before the products are over
+    WRONG_SWIZZLE,    // the tensor map makes another one than the descriptor says
+    WRONG_DESCRIPTOR, // eight rows are half as far from the next as they are
+    OVERWRITTEN,      // an operand, by an ordinary store before the wait
     NEVER_RELEASED,
     NO_WGMMA_FENCE,
-    TOUCHED_SUMS,       // accumulators, before the wait
-    NO_ASYNC_FENCE,     // behind an ordinary store to an operand
-    EARLY_READ,         // the producer's shared memory without waiting
+    TOUCHED_SUMS,   // accumulators, before the wait
+    NO_ASYNC_FENCE, // behind an ordinary store to an operand
+    EARLY_READ,     // the producer's shared memory without waiting
     TOO_MANY_ARRIVALS,
-    UNEQUAL_WARPS,      // one warp multiplies something else
+    UNEQUAL_WARPS, // one warp multiplies something else
     NO_INIT_FENCE,
     N_FAULTS
 };
 
-template <int FAULT> static __global__ void __launch_bounds__(256, 1)
-    k_example(const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b, float * y, int m, int n_steps) {
+template <int FAULT>
+static __global__ void __launch_bounds__(256, 1) k_example(
+    const D_GRID_CONSTANT d_tensor_map a, const D_GRID_CONSTANT d_tensor_map b, float * y, int m, int n_steps) {
 #if D_SM90
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(barriers, 2 * STAGES);
     const int thread = (int) threadIdx.x, lane = thread % 32;
-    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u, full = d_shared_address(barriers), empty = full + 8 * STAGES;
+    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u, full = d_shared_address(barriers),
+                   empty = full + 8 * STAGES;
     if (thread == 0) {
         for (int i = 0; i < STAGES; ++i) {
             d_mbarrier_init(full + 8 * i, 1);  // the producer
@@ -66,7 +69,8 @@ template <int FAULT> static __global__ void __launch_bounds__(256, 1)
         for (int s = 0; s < n_steps; ++s, at.next()) {
             const uint32_t stage = stages + at.index * STAGE_BYTES, bar = empty + 8 * at.index;
             const uint64_t da = d_desc_k_128(stage);
-            const uint64_t db = FAULT == WRONG_DESCRIPTOR ? d_desc<SWIZZLE_128>(stage + STAGE_BYTES / 2, 16, 512) : d_desc_k_128(stage + STAGE_BYTES / 2);
+            const uint64_t db = FAULT == WRONG_DESCRIPTOR ? d_desc<SWIZZLE_128>(stage + STAGE_BYTES / 2, 16, 512)
+                                                          : d_desc_k_128(stage + STAGE_BYTES / 2);
             char * operand = shared + (stage - d_shared_address(shared)) + 256 * (thread % 32);
             if (FAULT != EARLY_READ) { d_mbarrier_wait(full + 8 * at.index, at.phase); }
             if (FAULT == NO_ASYNC_FENCE && s == 2) {
@@ -87,7 +91,8 @@ template <int FAULT> static __global__ void __launch_bounds__(256, 1)
             if (FAULT != EARLY_RELEASE && FAULT != NEVER_RELEASED && lane == 0) { d_mbarrier_arrive(bar); }
             if (FAULT == TOO_MANY_ARRIVALS && lane == 1) { d_mbarrier_arrive(bar); }
         }
-        const int row = (int) blockIdx.x * TILE + thread / 32 * 16 + lane / 4, column = (int) blockIdx.y * TILE + lane % 4 * 2;
+        const int row = (int) blockIdx.x * TILE + thread / 32 * 16 + lane / 4,
+                  column = (int) blockIdx.y * TILE + lane % 4 * 2;
         for (int i = 0; i < TILE / 2; ++i) { y[(column + i / 4 * 8 + i % 2) * m + row + i % 4 / 2 * 8] = d[i]; }
     }
 #else
@@ -113,7 +118,8 @@ static d_tensor_map map_of(__half * data, int k, int rows, bool has_swizzle) {
     d_tensor_map map;
     const gcuda_array x = packed_array(GCUDA_TYPE_F16, data, k, rows, 1, 1);
     const uint32_t box[4] = { STEP, TILE, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
-    const uint64_t ne[4] = { (uint64_t) k, (uint64_t) rows, 1, 1 }, nb[3] = { 2 * (uint64_t) k, 2 * (uint64_t) (k * rows), 2 * (uint64_t) (k * rows) };
+    const uint64_t ne[4] = { (uint64_t) k, (uint64_t) rows, 1, 1 },
+                   nb[3] = { 2 * (uint64_t) k, 2 * (uint64_t) (k * rows), 2 * (uint64_t) (k * rows) };
     const tensor_map_encoder encode = find_tensor_map_encoder();
     CHECK(encode != nullptr);
     if (has_swizzle) {
@@ -135,11 +141,13 @@ static outcome run_example(example kernel, mistake f, uint64_t seed) {
     enum { M = 128, N = 64, K = 448 };
     sim_reset(1, 64 * MB, seed);
     const std::vector<__half> a = random_halfs(M * K, "a"), b = random_halfs(N * K, "b");
-    __half * a_there = copied(a), * b_there = copied(b);
+    __half *a_there = copied(a), *b_there = copied(b);
     float * y = copied(std::vector<float>(M * N, 12345.0f));
     const d_tensor_map ma = map_of(a_there, K, M, true), mb = map_of(b_there, K, N, f != WRONG_SWIZZLE);
-    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1024 + STAGES * STAGE_BYTES) == cudaSuccess);
-    const cudaError_t launched = launch(kernel, dim3(M / TILE, N / TILE), dim3(256), 1024 + STAGES * STAGE_BYTES, nullptr, ma, mb, y, (int) M, K / STEP);
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 1024 + STAGES * STAGE_BYTES) ==
+          cudaSuccess);
+    const cudaError_t launched = launch(kernel, dim3(M / TILE, N / TILE), dim3(256), 1024 + STAGES * STAGE_BYTES,
+        nullptr, ma, mb, y, (int) M, K / STEP);
     outcome o = { cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess, false, "" };
     o.message = sim_last_violation();
     CHECK((sim_violations() > 0) == o.has_failed);
@@ -147,7 +155,9 @@ static outcome run_example(example kernel, mistake f, uint64_t seed) {
     if (!o.has_failed) { got = fetched(y, (size_t) (M * N)); }
     for (int i = 0; i < M * N && !o.has_failed; ++i) {
         double sum = 0.0;
-        for (int k = 0; k < K; ++k) { sum += (double) __half2float(a[(size_t) (i % M * K + k)]) * __half2float(b[(size_t) (i / M * K + k)]); }
+        for (int k = 0; k < K; ++k) {
+            sum += (double) __half2float(a[(size_t) (i % M * K + k)]) * __half2float(b[(size_t) (i / M * K + k)]);
+        }
         o.is_wrong = o.is_wrong || !(fabs(got[(size_t) i] - sum) < 1e-4);
     }
     sim_reset(1, 64 * MB, 1); // also of what has failed
@@ -163,19 +173,23 @@ TEST(example) {
     clean();
 }
 
-template <int... F> static std::vector<example> all_examples(std::integer_sequence<int, F...>) { return { k_example<F>... }; }
+template <int... F> static std::vector<example> all_examples(std::integer_sequence<int, F...>) {
+    return { k_example<F>... };
+}
 
 TEST(planted_faults) {
     static const struct {
         mistake f;
-        const char * name, * message; // NULL: numbers are wrong, which is all that hardware would show
-    } faults[] = { { WRONG_PHASE, "wrong phase", "where a copy has not landed" }, { NO_EXPECT, "no expect", "where a copy has not landed" },
-        { EARLY_RELEASE, "early release", "still reads" }, { WRONG_SWIZZLE, "wrong swizzle", nullptr },
-        { WRONG_DESCRIPTOR, "wrong descriptor", nullptr }, { OVERWRITTEN, "overwritten operand", "overwritten before the wait" },
+        const char *name, *message; // NULL: numbers are wrong, which is all that hardware would show
+    } faults[] = { { WRONG_PHASE, "wrong phase", "where a copy has not landed" },
+        { NO_EXPECT, "no expect", "where a copy has not landed" }, { EARLY_RELEASE, "early release", "still reads" },
+        { WRONG_SWIZZLE, "wrong swizzle", nullptr }, { WRONG_DESCRIPTOR, "wrong descriptor", nullptr },
+        { OVERWRITTEN, "overwritten operand", "overwritten before the wait" },
         { NEVER_RELEASED, "never released", "deadlock" }, { NO_WGMMA_FENCE, "no wgmma fence", "without d_wgmma_fence" },
         { TOUCHED_SUMS, "touched sums", "accumulators were written before the wait" },
-        { NO_ASYNC_FENCE, "no async fence", "written without d_fence_async" }, { EARLY_READ, "early read", "where a copy has not landed" },
-        { TOO_MANY_ARRIVALS, "too many arrivals", "" }, { UNEQUAL_WARPS, "unequal warps", "other warps" },
+        { NO_ASYNC_FENCE, "no async fence", "written without d_fence_async" },
+        { EARLY_READ, "early read", "where a copy has not landed" }, { TOO_MANY_ARRIVALS, "too many arrivals", "" },
+        { UNEQUAL_WARPS, "unequal warps", "other warps" },
         { NO_INIT_FENCE, "no fence of barriers", "without d_mbarrier_fence_init" } };
     const std::vector<example> kernels = all_examples(std::make_integer_sequence<int, N_FAULTS>());
     for (const auto & p : faults) {
@@ -192,7 +206,8 @@ TEST(planted_faults) {
     clean();
 }
 
-// Registers for two warpgroups, which a third one gives, or not enough of them: on hardware the second of the two waits for ever.
+// Registers for two warpgroups, which a third one gives, or not enough of them: on hardware the second of the two waits
+// for ever.
 template <int GIVEN, int TAKEN> static __global__ void __launch_bounds__(384, 1) k_registers(int * y) {
 #if D_SM90
     if (threadIdx.x >= 256) {
@@ -207,11 +222,15 @@ TEST(registers_beyond_those_of_the_launch) {
     for (int is_wrong = 0; is_wrong < 2; ++is_wrong) {
         sim_reset(1, 64 * MB, 1);
         int * y = on_device<int>(1);
-        const cudaError_t launched = launch(is_wrong ? k_registers<64, 224> : k_registers<56, 224>, dim3(3), dim3(384), 0, nullptr, y);
+        const cudaError_t launched =
+            launch(is_wrong ? k_registers<64, 224> : k_registers<56, 224>, dim3(3), dim3(384), 0, nullptr, y);
         const bool has_failed = cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess;
         const std::string message = sim_last_violation();
         CHECK_MSG(has_failed == (is_wrong != 0), "%s", message.c_str());
-        CHECK_MSG(!is_wrong || message.find("deadlock: 65536 registers are wanted by setmaxnreg and 64512 were launched") != std::string::npos, "%s", message.c_str());
+        CHECK_MSG(
+            !is_wrong || message.find("deadlock: 65536 registers are wanted by setmaxnreg and 64512 were launched") !=
+                             std::string::npos,
+            "%s", message.c_str());
         sim_reset(1, 64 * MB, 1);
         CHECK(cudaFree(y) == cudaSuccess);
     }
@@ -219,10 +238,15 @@ TEST(registers_beyond_those_of_the_launch) {
 }
 
 TEST(deadlocks_say_who_waits_for_what) {
-    const outcome o = run_example(all_examples(std::make_integer_sequence<int, N_FAULTS>())[NEVER_RELEASED], NEVER_RELEASED, 0);
-    const char * parts[] = { "k_example<7>: deadlock; block ", "thread 128 waits for mbarrier at 40, parity 0 (0 phases over, 4 of 4 arrivals and 0 bytes missing)",
-        "threads 0 to 127 wait for mbarrier at 16, parity 1 (1 phases over, 1 of 1 arrivals and 0 bytes missing)", "127 of 256 threads are over" };
-    for (const char * part : parts) { CHECK_MSG(o.message.find(part) != std::string::npos, "'%s' is not in: %s", part, o.message.c_str()); }
+    const outcome o =
+        run_example(all_examples(std::make_integer_sequence<int, N_FAULTS>())[NEVER_RELEASED], NEVER_RELEASED, 0);
+    const char * parts[] = { "k_example<7>: deadlock; block ",
+        "thread 128 waits for mbarrier at 40, parity 0 (0 phases over, 4 of 4 arrivals and 0 bytes missing)",
+        "threads 0 to 127 wait for mbarrier at 16, parity 1 (1 phases over, 1 of 1 arrivals and 0 bytes missing)",
+        "127 of 256 threads are over" };
+    for (const char * part : parts) {
+        CHECK_MSG(o.message.find(part) != std::string::npos, "'%s' is not in: %s", part, o.message.c_str());
+    }
     clean();
 }
 
@@ -237,7 +261,8 @@ struct form {
     bool in_registers, adds;
 };
 
-template <typename T, int H, bool TRANS_B, bool TRANS_A> static __global__ void __launch_bounds__(128, 1)
+template <typename T, int H, bool TRANS_B, bool TRANS_A>
+static __global__ void __launch_bounds__(128, 1)
     k_form(const form f, const char * a, const char * b, const uint32_t * registers, const float * c, float * y) {
     DYNAMIC_SHARED(char, shared);
     const int thread = (int) threadIdx.x;
@@ -248,7 +273,11 @@ template <typename T, int H, bool TRANS_B, bool TRANS_A> static __global__ void 
     }
     d_fence_async();
     __syncthreads();
-    auto desc = [&](layout l, uint32_t from, int rows) { return l == K_128 ? d_desc_k_128(from) : l == MN_128 ? d_desc_mn_128(from, 2048) : d_desc_plain(from, rows * 16); };
+    auto desc = [&](layout l, uint32_t from, int rows) {
+        return l == K_128    ? d_desc_k_128(from)
+               : l == MN_128 ? d_desc_mn_128(from, 2048)
+                             : d_desc_plain(from, rows * 16);
+    };
     const uint64_t db = desc(f.b, at + OPERAND_BYTES, f.n);
     float d[H];
     for (int i = 0; i < H; ++i) { d[i] = c[thread * H + i]; }
@@ -300,27 +329,35 @@ template <typename T, int H, bool TRANS_B, bool TRANS_A> static void check_form(
     for (int t = 0; t < 128; ++t) { // PTX: a0, a1, ... of a lane
         for (int e = 0; e < (SIZE == 4 ? 4 : 8); ++e) {
             const int g = t / 32 * 16 + t % 32 / 4, q = t % 4;
-            const int row = SIZE == 4 ? g + 8 * (e & 1) : g + 8 * (e >> 1 & 1), k = SIZE == 4 ? q + 4 * (e >> 1) : 2 * q + (e & 1) + 8 * (e >> 2);
-            registers[(size_t) (4 * t + (SIZE == 4 ? e : e / 2))] |= bits_of(T(), a[(size_t) (row * K + k)]) << (SIZE == 4 ? 0 : 16 * (e & 1));
+            const int row = SIZE == 4 ? g + 8 * (e & 1) : g + 8 * (e >> 1 & 1),
+                      k = SIZE == 4 ? q + 4 * (e >> 1) : 2 * q + (e & 1) + 8 * (e >> 2);
+            registers[(size_t) (4 * t + (SIZE == 4 ? e : e / 2))] |= bits_of(T(), a[(size_t) (row * K + k)])
+                                                                     << (SIZE == 4 ? 0 : 16 * (e & 1));
         }
     }
-    char * a_there = copied(a_bytes), * b_there = copied(b_bytes);
+    char *a_there = copied(a_bytes), *b_there = copied(b_bytes);
     uint32_t * r_there = copied(registers);
-    float * c_there = copied(c), * y = copied(c);
+    float *c_there = copied(c), *y = copied(c);
     const size_t shared = 1024 + 2 * OPERAND_BYTES;
-    CHECK(cudaFuncSetAttribute(k_form<T, H, TRANS_B, TRANS_A>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) shared) == cudaSuccess);
-    CHECK(launch(k_form<T, H, TRANS_B, TRANS_A>, dim3(1), dim3(128), shared, nullptr, f, a_there, b_there, r_there, c_there, y) == cudaSuccess);
+    CHECK(cudaFuncSetAttribute(k_form<T, H, TRANS_B, TRANS_A>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+              (int) shared) == cudaSuccess);
+    CHECK(launch(k_form<T, H, TRANS_B, TRANS_A>, dim3(1), dim3(128), shared, nullptr, f, a_there, b_there, r_there,
+              c_there, y) == cudaSuccess);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     const std::vector<float> got = fetched(y, c.size());
     int n_wrong = 0;
     for (int i = 0; i < 128 * H; ++i) {
-        const int t = i / H, e = i % H, row = t / 32 * 16 + t % 32 / 4 + (e & 2) * 4, column = e / 4 * 8 + t % 4 * 2 + (e & 1);
+        const int t = i / H, e = i % H, row = t / 32 * 16 + t % 32 / 4 + (e & 2) * 4,
+                  column = e / 4 * 8 + t % 4 * 2 + (e & 1);
         double sum = f.adds ? (double) c[(size_t) i] : 0.0;
         for (int k = 0; k < K; ++k) { sum += (double) a[(size_t) (row * K + k)] * b[(size_t) (column * K + k)]; }
         n_wrong += got[(size_t) i] != (float) sum;
     }
-    CHECK_MSG(n_wrong == 0, "%d of %d results; %d columns, layouts %d and %d, registers %d", n_wrong, 128 * H, f.n, f.a, f.b, f.in_registers);
-    for (void * p : { (void *) a_there, (void *) b_there, (void *) r_there, (void *) c_there, (void *) y }) { CHECK(cudaFree(p) == cudaSuccess); }
+    CHECK_MSG(n_wrong == 0, "%d of %d results; %d columns, layouts %d and %d, registers %d", n_wrong, 128 * H, f.n, f.a,
+        f.b, f.in_registers);
+    for (void * p : { (void *) a_there, (void *) b_there, (void *) r_there, (void *) c_there, (void *) y }) {
+        CHECK(cudaFree(p) == cudaSuccess);
+    }
     CHECK_EQ_I(sim_violations(), 0);
 }
 
@@ -351,13 +388,15 @@ TEST(forms_of_wgmma) {
 // ---- copies of boxes, both ways ----
 struct boxes {
     int rank, x, y, z; // where
-    int n; // bytes
+    int n;             // bytes
 };
 
-static __global__ void k_boxes(const D_GRID_CONSTANT d_tensor_map from, const D_GRID_CONSTANT d_tensor_map to, const boxes p, char * seen) {
+static __global__ void k_boxes(
+    const D_GRID_CONSTANT d_tensor_map from, const D_GRID_CONSTANT d_tensor_map to, const boxes p, char * seen) {
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(bar_, 1);
-    const uint32_t skip = 1024 - d_shared_address(shared) % 1024, at = d_shared_address(shared) + skip, bar = d_shared_address(bar_);
+    const uint32_t skip = 1024 - d_shared_address(shared) % 1024, at = d_shared_address(shared) + skip,
+                   bar = d_shared_address(bar_);
     if (threadIdx.x == 0) {
         d_mbarrier_init(bar, 1);
         d_mbarrier_fence_init();
@@ -384,7 +423,8 @@ static __global__ void k_boxes(const D_GRID_CONSTANT d_tensor_map from, const D_
     }
 }
 
-// Boxes of 2 (or 4) x 8 x 2 pieces of 16 bytes that reach over every end; type: of tensor maps. Inside, what comes back is what was there.
+// Boxes of 2 (or 4) x 8 x 2 pieces of 16 bytes that reach over every end; type: of tensor maps. Inside, what comes back
+// is what was there.
 static void copy_boxes(int type, int size, int swizzle, int rank, uint64_t seed) {
     enum { NE1 = 11, NE2 = 3 };
     sim_reset(1, 64 * MB, seed);
@@ -392,7 +432,7 @@ static void copy_boxes(int type, int size, int swizzle, int rank, uint64_t seed)
     struct rng r = rng_for("boxes");
     std::vector<char> data((size_t) (row * NE1 * NE2));
     for (char & c : data) { c = (char) (rng_u64(&r) & 63); } // floats of no infinities
-    char * from = copied(data), * to = copied(std::vector<char>(data.size(), 99));
+    char *from = copied(data), *to = copied(std::vector<char>(data.size(), 99));
     const uint64_t ne[3] = { (uint64_t) ne0, NE1, NE2 }, nb[2] = { (uint64_t) row, (uint64_t) row * NE1 };
     const uint32_t box[3] = { (uint32_t) in_box, 8, 2 }, ones[3] = { 1, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
@@ -408,11 +448,13 @@ static void copy_boxes(int type, int size, int swizzle, int rank, uint64_t seed)
     const std::vector<char> got = fetched(seen, (size_t) p.n), back = fetched(to, data.size());
     std::vector<char> want_back(data.size(), 99);
     for (int i = 0; i < p.n; ++i) {
-        const int wide = in_box * size, x = p.x + i % wide / size, y = p.y + i / wide % 8, z = rank == 3 ? p.z + i / wide / 8 : 0;
+        const int wide = in_box * size, x = p.x + i % wide / size, y = p.y + i / wide % 8,
+                  z = rank == 3 ? p.z + i / wide / 8 : 0;
         const bool is_in = x >= 0 && x < ne0 && y >= 0 && y < NE1 && z >= 0 && z < NE2;
         const size_t at = is_in ? (size_t) (z * NE1 * row + y * row + x * size + i % size) : 0;
         const int piece = swizzle == 0 ? i / 16 : i / 16 ^ (i / 128 & ((1 << swizzle) - 1));
-        CHECK_MSG(got[(size_t) (16 * piece + i % 16)] == (is_in ? data[at] : 0), "type %d, swizzle %d, byte %d", type, swizzle, i);
+        CHECK_MSG(got[(size_t) (16 * piece + i % 16)] == (is_in ? data[at] : 0), "type %d, swizzle %d, byte %d", type,
+            swizzle, i);
         if (is_in) { want_back[at] = data[at]; }
     }
     CHECK(back == want_back);
@@ -454,8 +496,8 @@ TEST(prefetches) {
         char * data = copied(std::vector<char>(128 * 128));
         d_tensor_map map = {};
         const tensor_map_encoder encode = find_tensor_map_encoder();
-        const bool is_made = c.rank > 0 &&
-                             encode(&map, FLOAT16, c.rank, data, ne, nb, box, ones, 0, SWIZZLE_128B, 0, 0) == 0;
+        const bool is_made =
+            c.rank > 0 && encode(&map, FLOAT16, c.rank, data, ne, nb, box, ones, 0, SWIZZLE_128B, 0, 0) == 0;
         CHECK(is_made == (c.rank > 0));
         const cudaError_t launched = launch(k_prefetch, dim3(1), dim3(1), 0, nullptr, map, c.has_box);
         const bool has_failed = cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess;
@@ -478,10 +520,12 @@ TEST(tensor_maps_that_are_refused) {
         uint64_t ne0, nb0;
         uint32_t box0, box1, step;
         int swizzle, error;
-    } cases[] = { { 6, 2, 0, 64, 128, 64, 64, 1, 3, 0 }, { 6, 2, 8, 64, 128, 64, 64, 1, 3, 1 }, { 6, 2, 0, 64, 136, 64, 64, 1, 3, 1 },
-        { 6, 2, 0, 64, 128, 72, 64, 1, 3, 1 }, { 6, 2, 0, 64, 128, 64, 257, 1, 3, 1 }, { 6, 2, 0, 64, 128, 60, 64, 1, 3, 1 },
-        { 6, 2, 0, 0, 128, 64, 64, 1, 3, 1 }, { 6, 2, 0, 64, 128, 64, 0, 1, 3, 1 }, { 6, 2, 0, 64, 128, 64, 64, 9, 3, 1 },
-        { 6, 2, 0, 64, 128, 64, 64, 1, 2, 1 }, { 6, 6, 0, 64, 128, 64, 64, 1, 3, 1 }, { 99, 2, 0, 64, 128, 64, 64, 1, 3, 1 },
+    } cases[] = { { 6, 2, 0, 64, 128, 64, 64, 1, 3, 0 }, { 6, 2, 8, 64, 128, 64, 64, 1, 3, 1 },
+        { 6, 2, 0, 64, 136, 64, 64, 1, 3, 1 }, { 6, 2, 0, 64, 128, 72, 64, 1, 3, 1 },
+        { 6, 2, 0, 64, 128, 64, 257, 1, 3, 1 }, { 6, 2, 0, 64, 128, 60, 64, 1, 3, 1 },
+        { 6, 2, 0, 0, 128, 64, 64, 1, 3, 1 }, { 6, 2, 0, 64, 128, 64, 0, 1, 3, 1 },
+        { 6, 2, 0, 64, 128, 64, 64, 9, 3, 1 }, { 6, 2, 0, 64, 128, 64, 64, 1, 2, 1 },
+        { 6, 6, 0, 64, 128, 64, 64, 1, 3, 1 }, { 99, 2, 0, 64, 128, 64, 64, 1, 3, 1 },
         { 6, 2, 0, 64, (uint64_t) 1 << 40, 64, 64, 1, 3, 1 } };
     for (const auto & c : cases) {
         const uint64_t ne[6] = { c.ne0, 16, 1, 1, 1, 1 }, nb[5] = { c.nb0, 2048, 2048, 2048, 2048 };
@@ -513,7 +557,8 @@ template <int MISTAKE> static __global__ void D_CLUSTER(2) k_cluster(const char 
         if (thread == 0) {
             d_mbarrier_wait(empty, (uint32_t) (i & 1) ^ 1u);
             d_mbarrier_arrive_expect(full, 512);
-            d_tma_load_multicast(at + (uint32_t) rank * 256, next + rank * 256, 256, full, MISTAKE == NOT_THERE ? 7 : 3);
+            d_tma_load_multicast(
+                at + (uint32_t) rank * 256, next + rank * 256, 256, full, MISTAKE == NOT_THERE ? 7 : 3);
         }
         d_mbarrier_wait(full, (uint32_t) (i & 1));
         const char v = shared[thread];
@@ -540,8 +585,9 @@ static outcome run_cluster(cluster_kernel kernel, uint64_t seed) {
     struct rng r = rng_for("cluster");
     std::vector<char> data(N);
     for (char & c : data) { c = (char) rng_u64(&r); }
-    char * from = copied(data), * to = copied(std::vector<char>(2 * N, 1));
-    const cudaError_t launched = launch(kernel, dim3(2 * CLUSTERS), dim3(512), 1024, nullptr, (const char *) from, to, (int) ROUNDS);
+    char *from = copied(data), *to = copied(std::vector<char>(2 * N, 1));
+    const cudaError_t launched =
+        launch(kernel, dim3(2 * CLUSTERS), dim3(512), 1024, nullptr, (const char *) from, to, (int) ROUNDS);
     outcome o = { cudaDeviceSynchronize() != cudaSuccess || launched != cudaSuccess, false, "" };
     o.message = sim_last_violation();
     const std::vector<char> got = o.has_failed ? std::vector<char>() : fetched(to, 2 * N);
@@ -610,9 +656,10 @@ TEST(clusters_of_the_launch) {
             if (&c == cases + 3 && size == 3) { continue; } // half of it is no size
             for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
                 const outcome o = run_cluster_put(c.kernel, size, seed);
-                CHECK_MSG(!o.is_wrong && o.has_failed == (c.message != nullptr), "case %d, clusters of %d, seed %d: %s", (int) (&c - cases), size, (int) seed,
-                    o.message.c_str());
-                CHECK_MSG(c.message == nullptr || o.message.find(c.message) != std::string::npos, "'%s' is not in: %s", c.message, o.message.c_str());
+                CHECK_MSG(!o.is_wrong && o.has_failed == (c.message != nullptr), "case %d, clusters of %d, seed %d: %s",
+                    (int) (&c - cases), size, (int) seed, o.message.c_str());
+                CHECK_MSG(c.message == nullptr || o.message.find(c.message) != std::string::npos, "'%s' is not in: %s",
+                    c.message, o.message.c_str());
             }
         }
     }
@@ -633,13 +680,16 @@ TEST(clusters) {
         cluster_kernel kernel;
         const char * message;
     } cases[] = { { k_cluster<NO_MISTAKE>, nullptr }, { k_cluster<ENDS_EARLY>, "" },
-        { k_cluster<REUSES_EARLY>, "was written before the store" }, { k_cluster<NO_WAIT>, "ends before its stores have read" },
+        { k_cluster<REUSES_EARLY>, "was written before the store" },
+        { k_cluster<NO_WAIT>, "ends before its stores have read" },
         { k_cluster<NOT_THERE>, "a copy to blocks 0x7 of a cluster of 2" } };
     for (const auto & c : cases) {
         for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
             const outcome o = run_cluster(c.kernel, seed);
-            CHECK_MSG(!o.is_wrong && o.has_failed == (c.message != nullptr), "case %d, seed %d: %s", (int) (&c - cases), (int) seed, o.message.c_str());
-            CHECK_MSG(c.message == nullptr || o.message.find(c.message) != std::string::npos, "'%s' is not in: %s", c.message, o.message.c_str());
+            CHECK_MSG(!o.is_wrong && o.has_failed == (c.message != nullptr), "case %d, seed %d: %s", (int) (&c - cases),
+                (int) seed, o.message.c_str());
+            CHECK_MSG(c.message == nullptr || o.message.find(c.message) != std::string::npos, "'%s' is not in: %s",
+                c.message, o.message.c_str());
         }
     }
     clean();

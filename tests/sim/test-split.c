@@ -37,12 +37,14 @@ TEST(a_pair_is_probed_once_and_reported) {
     fresh(3, 64 * MB, 1);
     CHECK(cudaSetDevice(2) == cudaSuccess);
     struct gcuda_cuda_peer p = peer_of(0, 1);
-    CHECK(p.is_possible && !p.is_probed && !p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_UNKNOWN && p.reason[0] != '\0');
+    CHECK(
+        p.is_possible && !p.is_probed && !p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_UNKNOWN && p.reason[0] != '\0');
     CHECK_EQ_I(sim_counts("cudaMalloc"), 0); // asking alone probes nothing
     CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
     for (int i = 0; i < 2; ++i) {
         p = peer_of(i, 1 - i);
-        CHECK(p.is_possible && p.is_probed && p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_DIRECT && p.reason[0] == '\0');
+        CHECK(p.is_possible && p.is_probed && p.is_in_use && p.path == GCUDA_CUDA_PEER_PATH_DIRECT &&
+              p.reason[0] == '\0');
     }
     const long n = sim_counts("cudaMemcpyPeerAsync");
     CHECK_EQ_I(n, 4); // pushed and pulled, both ways
@@ -117,8 +119,8 @@ TEST(access_that_the_caller_enabled_stays) {
 TEST(a_probe_that_fails_is_a_finding) {
     static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags",
         "cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize",
-        "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaDeviceGetP2PAttribute", "cudaSetDevice", "cudaGetDevice", "cudaFree",
-        "cudaFreeHost", "cudaStreamDestroy" };
+        "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaDeviceGetP2PAttribute", "cudaSetDevice",
+        "cudaGetDevice", "cudaFree", "cudaFreeHost", "cudaStreamDestroy" };
     for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
         for (int k = 1; k <= 6; ++k) {
             fresh(2, 64 * MB, 1);
@@ -548,8 +550,8 @@ static gcuda_status products_with(gcuda_backend_t backend, gcuda_backend_buffer_
     if (st != GCUDA_STATUS_SUCCESS) { return st; }
     gcuda_set_input(x);
     gcuda_set_output(y);
-    weights->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
-        weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
+    weights->buffer =
+        gcuda_backend_alloc_ctx_tensors_from_buft(weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
     if (weights->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     st = gcuda_gallocr_alloc_graph(galloc, graph);
     const size_t x_size = gcuda_nbytes(x), y_size = gcuda_nbytes(y);
@@ -661,10 +663,8 @@ enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
 
 TEST(split_products_are_the_whole_bit_for_bit) {
     static const struct product cases[] = {
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 40, 420, 17 },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 },
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 400, 2 },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 40, 420, 17 },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 }, { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 400, 2 },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 40, 450, 2 },
         { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 100, 2 }, // fewer rows than the rounding: all on the last
     };
@@ -694,7 +694,9 @@ static void * places_alloc(void * user, int device, size_t size) {
     void * at = NULL;
     (void) user;
     if (size > MB) { return NULL; }
-    return places.n_free[device] > 0 ? places.free[device][--places.n_free[device]] : cudaMalloc(&at, MB) == cudaSuccess ? at : NULL;
+    return places.n_free[device] > 0            ? places.free[device][--places.n_free[device]]
+           : cudaMalloc(&at, MB) == cudaSuccess ? at
+                                                : NULL;
 }
 
 static void places_free(void * user, int device, void * ptr, size_t size) {
@@ -725,7 +727,8 @@ TEST(other_shares_at_the_same_addresses) {
     CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
     for (int i = 0; i < 6; ++i) {
         float * y = products(backend, gcuda_backend_cuda_split_buffer_type(0, shares[i % 2], 2), &c);
-        CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "run %d: %s", i, y ? "wrong" : gcuda_last_error());
+        CHECK_MSG(
+            y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "run %d: %s", i, y ? "wrong" : gcuda_last_error());
         free(y);
     }
     struct gcuda_cuda_plan_stats stats;
@@ -765,8 +768,8 @@ TEST(the_number_of_columns_decides_about_direct_copies) {
         int link;
         int64_t peer_max_batch, n;
         bool is_direct;
-    } cases[] = { { 1, 0, 128, true }, { 1, 0, 129, false }, { 4, 0, 129, true }, { 1, -1, 129, true }, { 1, 4, 4, true },
-        { 1, 4, 5, false }, { 4, 4, 5, false } };
+    } cases[] = { { 1, 0, 128, true }, { 1, 0, 129, false }, { 4, 0, 129, true }, { 1, -1, 129, true },
+        { 1, 4, 4, true }, { 1, 4, 5, false }, { 4, 4, 5, false } };
     CHECK_EQ_I(GCUDA_CUDA_PEER_MAX_BATCH_SIZE, 128);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, cases[i].n };
@@ -784,9 +787,11 @@ TEST(the_number_of_columns_decides_about_direct_copies) {
         const long before = n_direct_copies();
         struct gcuda_cuda_stats stats;
         float * y = products(backend, gcuda_backend_cuda_split_buffer_type(1, NULL, 0), &c);
-        CHECK_MSG((n_direct_copies() > before) == cases[i].is_direct, "case %d: %ld direct copies", (int) i, n_direct_copies() - before);
+        CHECK_MSG((n_direct_copies() > before) == cases[i].is_direct, "case %d: %ld direct copies", (int) i,
+            n_direct_copies() - before);
         CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
-        CHECK_MSG((stats.pinned >= 4 * MB) == !cases[i].is_direct, "case %d: %d bytes for staging", (int) i, (int) stats.pinned);
+        CHECK_MSG((stats.pinned >= 4 * MB) == !cases[i].is_direct, "case %d: %d bytes for staging", (int) i,
+            (int) stats.pinned);
         CHECK_MSG(y != NULL && wanted != NULL && memcmp(y, wanted, result_size(&c)) == 0, "case %d: wrong", (int) i);
         CHECK(peer_of(0, 1).is_in_use); // nothing is switched for it
         free(y);
@@ -797,7 +802,8 @@ TEST(the_number_of_columns_decides_about_direct_copies) {
     clean();
 }
 
-// Direct copies of two products, on one other device: those of operands and of results of each strip, in each run that is no CUDA graph.
+// Direct copies of two products, on one other device: those of operands and of results of each strip, in each run that
+// is no CUDA graph.
 TEST(strips_of_columns_are_the_whole_bit_for_bit) {
     static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 20 },
         { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 40, 420, 17 }, { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 40, 450, 9 } };
@@ -813,7 +819,8 @@ TEST(strips_of_columns_are_the_whole_bit_for_bit) {
                 struct setting s = settings[1];
                 s.seed = seed;
                 split_once(&cases[i], &s, wanted);
-                if (i == 0) { CHECK_EQ_I(n_direct_copies(), 4 + 2 * 2 * N_EAGER * turns[k].n_strips); } // 4: of the probe
+                // 4: of the probe
+                if (i == 0) { CHECK_EQ_I(n_direct_copies(), 4 + 2 * 2 * N_EAGER * turns[k].n_strips); }
             }
             struct setting s = settings[5];
             s.seed = k;
@@ -837,7 +844,8 @@ TEST(few_columns_are_read_and_written_where_they_are) {
             s.seed = i;
             s.link = link;
             split_once(&cases[i], &s, wanted);
-            CHECK_EQ_I(n_direct_copies(), link == 1 ? 4 : 5 + 2 * 2 * 2); // those of the probes, of operands and of results
+            // those of the probes, of operands and of results
+            CHECK_EQ_I(n_direct_copies(), link == 1 ? 4 : 5 + 2 * 2 * 2);
         }
         free(wanted);
     }
@@ -862,8 +870,10 @@ TEST(split_products_are_ordered_for_every_seed) {
     clean();
 }
 
-// The graph's result y: in the first turn it is what is wanted of the others, which have the same bits. The caller frees it.
-static float * same_as_before(gcuda_backend_t backend, struct gcuda_cgraph * graph, const struct gcuda_tensor * y, int turn, float * wanted) {
+// The graph's result y: in the first turn it is what is wanted of the others, which have the same bits. The caller
+// frees it.
+static float * same_as_before(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph, const struct gcuda_tensor * y, int turn, float * wanted) {
     float * out = (float *) malloc(gcuda_nbytes(y));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph));
     CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
@@ -880,10 +890,9 @@ TEST(operands_with_any_strides) {
         const int n_devices = turn == 0 ? 1 : 3;
         fresh(n_devices, 64 * MB, (uint64_t) turn);
         for (int i = 0; i < 3 && turn == 2; ++i) { sim_peer(i, 2, 0); }
-        gcuda_backend_t backend =
-            backend_on(n_devices - 1, turn == 3 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO);
-        gcuda_backend_buffer_type_t t = turn == 0 ? gcuda_backend_cuda_buffer_type(0)
-                                                  : gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+        gcuda_backend_t backend = backend_on(n_devices - 1, turn == 3 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO);
+        gcuda_backend_buffer_type_t t =
+            turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
         struct place weights = place_begin(), p = place_begin();
         struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q8_0, 32, 420);
         struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 5);
@@ -910,11 +919,12 @@ TEST(operands_with_any_strides) {
     clean();
 }
 
-// With copies between the devices in them, also behind a product of whole weights, whose plan may be found again. Where the driver
-// stages those copies, CUDA takes no capture.
+// With copies between the devices in them, also behind a product of whole weights, whose plan may be found again. Where
+// the driver stages those copies, CUDA takes no capture.
 static float * three_times(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct product * c) {
     struct place weights = place_begin(), p = place_begin();
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m), * x = gcuda_new_tensor_2d(p.ctx, c->b, c->k, c->n);
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m),
+                        *x = gcuda_new_tensor_2d(p.ctx, c->b, c->k, c->n);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     void *rows = random_rows(c->a, c->k, c->m, 1), *in = random_rows(c->b, c->k, c->n, 2);
@@ -937,8 +947,9 @@ static float * three_times(gcuda_backend_t backend, gcuda_backend_buffer_type_t 
 }
 
 TEST(split_products_are_cuda_graphs_too) {
-    static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 1 }, { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 20 },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 32, 420, 1 }, { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 420, 20 } };
+    static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 1 },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 20 }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 32, 420, 1 },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 420, 20 } };
     static const float shares[8] = { 1, 1 };
     for (int i = 0; i < 8; ++i) {
         const struct product * c = &cases[i % 4];
@@ -954,9 +965,11 @@ TEST(split_products_are_cuda_graphs_too) {
         float * y = three_times(backend, gcuda_backend_cuda_split_buffer_type(0, shares, 2), c);
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &after));
         CHECK(peer_of(0, 1).is_in_use == (link == 4));
-        CHECK_MSG(after.n_graph_launches - before.n_graph_launches == (link == 4 && GCUDA_SIM_CC >= 700 ? 2 : 0), // the first makes what is needed
+        // the first makes what is needed
+        CHECK_MSG(after.n_graph_launches - before.n_graph_launches == (link == 4 && GCUDA_SIM_CC >= 700 ? 2 : 0),
             "case %d: %d CUDA graphs launched", i, (int) (after.n_graph_launches - before.n_graph_launches));
-        CHECK_MSG(memcmp(y, wanted, (size_t) (c->m * c->n) * sizeof(float)) == 0, "case %d: wrong with split weights", i);
+        CHECK_MSG(
+            memcmp(y, wanted, (size_t) (c->m * c->n) * sizeof(float)) == 0, "case %d: wrong with split weights", i);
         free(y);
         free(wanted);
         gcuda_backend_free(backend);
@@ -1081,7 +1094,8 @@ TEST(all_but_the_weights_of_a_product_is_refused) {
     check_refused(a, gcuda_get_rows(p.ctx, w, ids), "only mul_mat and mul_mat_id take it");
     check_refused(a, gcuda_mul_mat(p.ctx, x, w), "as their first operand");
     check_refused(a, gcuda_mul_mat_id(p.ctx, x3, cube, ids4), "as their first operand");
-    check_refused(a, gcuda_mul_mat_id(p.ctx, gcuda_view_3d(p.ctx, cube, 16, 200, 2, 64, 64 * 300, 0), x1, ids2), "CUDA0_Split");
+    check_refused(
+        a, gcuda_mul_mat_id(p.ctx, gcuda_view_3d(p.ctx, cube, 16, 200, 2, 64, 64 * 300, 0), x1, ids2), "CUDA0_Split");
     check_refused(a, gcuda_mul_mat_id(p.ctx, flat, x1, ids2), "no row of 'flat' is on CUDA0");
     check_refused(a, gcuda_out_prod(p.ctx, w, w), "only mul_mat and mul_mat_id take it");
     check_refused(a, gcuda_mul_mat(p.ctx, cube, x3), "single matrices");
@@ -1298,7 +1312,8 @@ TEST(the_callers_allocator_serves_every_device) {
     CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "%s", gcuda_last_error());
     CHECK(counted.n_taken >= 3 + 2 * 3 && sim_counts("cudaMalloc") == counted.n_taken);
     CHECK(peer_of(2, 0).is_in_use);
-    CHECK_EQ_I(n_direct_copies(), 2 * (4 + 2 * 2 * N_EAGER)); // of the probe; operands and results, since kernels may not reach this memory
+    // of the probe; operands and results, since kernels may not reach this memory
+    CHECK_EQ_I(n_direct_copies(), 2 * (4 + 2 * 2 * N_EAGER));
     free(y);
     free(wanted);
     gcuda_backend_free(backend);
@@ -1323,12 +1338,15 @@ static void arena_free(void * user, int device, void * ptr, size_t size) {
     int current = -1;
     (void) user;
     CHECK(cudaGetDevice(&current) == cudaSuccess && current == device && n_spoilt < 64);
-    if (device == 0) { CHECK(cudaMemsetAsync(ptr, 0xff, size, spoiler) == cudaSuccess && cudaStreamSynchronize(spoiler) == cudaSuccess); }
+    if (device == 0) {
+        CHECK(
+            cudaMemsetAsync(ptr, 0xff, size, spoiler) == cudaSuccess && cudaStreamSynchronize(spoiler) == cudaSuccess);
+    }
     spoilt[n_spoilt++] = ptr;
 }
 
-// n_faults: 1, there is no event to wait by; 2, nor can the device be waited for. The result of a product whose weight is freed as soon as it is queued (or, waits, done), with a plan's CUDA graph or
-// without.
+// n_faults: 1, there is no event to wait by; 2, nor can the device be waited for. The result of a product whose weight
+// is freed as soon as it is queued (or, waits, done), with a plan's CUDA graph or without.
 static bool free_behind_a_product(const struct product * c, uint64_t seed, bool waits, int n_faults, float * got) {
     struct place weights = place_begin(), p = place_begin();
     struct gcuda_cuda_memory_params memory;
@@ -1342,11 +1360,13 @@ static bool free_behind_a_product(const struct product * c, uint64_t seed, bool 
     cudaGraph_t other = NULL;
     CHECK(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking) == cudaSuccess);
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m), *x = gcuda_new_tensor_2d(p.ctx, c->b, c->k, c->n);
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m),
+                        *x = gcuda_new_tensor_2d(p.ctx, c->b, c->k, c->n);
     struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
-    weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(0, NULL, 0));
+    weights.buffer =
+        gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(0, NULL, 0));
     const bool is_made = backend != NULL && weights.buffer != NULL && place_alloc(&p, backend);
     CHECK(is_made);
     void *rows = random_rows(c->a, c->k, c->m, 1), *in = random_rows(c->b, c->k, c->n, 3);
@@ -1405,15 +1425,19 @@ static void * weights_main(void * arg) {
     void *rows = random_rows(GCUDA_TYPE_Q4_0, 32, 420, 8), *in = random_rows(GCUDA_TYPE_F32, 32, 2, 9);
     for (int i = 0; i < t->n_turns && t->status == GCUDA_STATUS_SUCCESS; ++i) {
         struct place weights = place_begin(), p = place_begin();
-        struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420), *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 2);
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420),
+                            *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 2);
         struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         gcuda_status st = gcuda_build_forward_expand(graph, y);
-        weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
+        weights.buffer =
+            gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
         if (weights.buffer == NULL || !place_alloc(&p, backend)) { st = GCUDA_STATUS_ALLOC_FAILED; }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)); }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(x, in, 0, 256); }
-        for (int run = 0; run < 3 && st == GCUDA_STATUS_SUCCESS; ++run) { st = gcuda_backend_graph_compute(backend, graph); }
+        for (int run = 0; run < 3 && st == GCUDA_STATUS_SUCCESS; ++run) {
+            st = gcuda_backend_graph_compute(backend, graph);
+        }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(y, t->out, 0, sizeof t->out); }
         t->status = st;
         place_end(&weights);
@@ -1519,8 +1543,8 @@ static void some_ids(const struct experts * c, int32_t * ids, uint64_t state) {
     }
 }
 
-// down [M_DOWN, used, tokens] = w2 (the first k of (w1 x)), twice with other x and ids, and nothing waits in between. Weights
-// as for products_with; both results into out.
+// down [M_DOWN, used, tokens] = w2 (the first k of (w1 x)), twice with other x and ids, and nothing waits in between.
+// Weights as for products_with; both results into out.
 static gcuda_status experts_with(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct experts * c,
     struct place * weights, struct place * p, gcuda_gallocr_t galloc, char * host) {
     struct gcuda_tensor *w1 = gcuda_new_tensor_3d(weights->ctx, c->type, c->k, c->m, c->n_experts),
@@ -1537,8 +1561,8 @@ static gcuda_status experts_with(gcuda_backend_t backend, gcuda_backend_buffer_t
     gcuda_set_input(x);
     gcuda_set_input(all);
     gcuda_set_output(y);
-    weights->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
-        weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
+    weights->buffer =
+        gcuda_backend_alloc_ctx_tensors_from_buft(weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
     if (weights->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     st = gcuda_gallocr_alloc_graph(galloc, graph);
     const size_t x_size = gcuda_nbytes(x), in_size = x_size + gcuda_nbytes(all), y_size = gcuda_nbytes(y);
@@ -1568,16 +1592,20 @@ static gcuda_status experts_with(gcuda_backend_t backend, gcuda_backend_buffer_t
     }
     const gcuda_status end = gcuda_backend_synchronize(backend);
     if (end != GCUDA_STATUS_SUCCESS) { flagged = end; }
-    if (st == GCUDA_STATUS_SUCCESS && c->has_bad_ids) { return flagged == GCUDA_STATUS_INVALID_DATA ? st : GCUDA_STATUS_FAILED; }
+    if (st == GCUDA_STATUS_SUCCESS && c->has_bad_ids) {
+        return flagged == GCUDA_STATUS_INVALID_DATA ? st : GCUDA_STATUS_FAILED;
+    }
     return st != GCUDA_STATUS_SUCCESS ? st : flagged;
 }
 
 // The caller frees the results; NULL on failure.
 static float * experts(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct experts * c) {
     struct place weights = place_begin(), p = place_begin();
-    const size_t in_size = (size_t) ((c->k + c->n_experts) * c->n_tokens) * 2 * 4, out_size = 2 * n_sums(c) * sizeof(float);
+    const size_t in_size = (size_t) ((c->k + c->n_experts) * c->n_tokens) * 2 * 4,
+                 out_size = 2 * n_sums(c) * sizeof(float);
     gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
-    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), in_size + out_size);
+    gcuda_backend_buffer_t host =
+        gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), in_size + out_size);
     float * out = NULL;
     if (galloc != NULL && host != NULL) {
         char * at = (char *) gcuda_backend_buffer_get_base(host);
@@ -1708,12 +1736,15 @@ TEST(experts_with_operands_of_any_strides) {
         struct gcuda_tensor * w = gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_Q8_0, 32, 420, 4);
         struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 9),
                             *i = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 12);
-        struct gcuda_tensor * operands[][2] = { // two experts for each of three tokens
+        struct gcuda_tensor * operands[][2] = {
+            // two experts for each of three tokens
             { gcuda_view_3d(p.ctx, x, 32, 2, 3, 48 * 4, 96 * 4, 16), gcuda_view_2d(p.ctx, i, 2, 3, 12, 0) }, // apart
-            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 4, 8) },        // one for both
-            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 48 * 4, 0, 0), gcuda_view_2d(p.ctx, i, 2, 3, 0, 4) },        // the same
-            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 48 * 4, 144 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 8, 0) },  // unevenly
-            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 16, 0) },       // overlapping
+            // one for both
+            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 4, 8) },
+            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 48 * 4, 0, 0), gcuda_view_2d(p.ctx, i, 2, 3, 0, 4) },       // the same
+            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 48 * 4, 144 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 8, 0) }, // unevenly
+            // overlapping
+            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 16, 0) },
         };
         struct gcuda_tensor * y = NULL;
         for (size_t k = 0; k < sizeof operands / sizeof operands[0]; ++k) {
@@ -1748,7 +1779,8 @@ TEST(split_weights_in_a_schedule) {
     for (int turn = 0; turn < 2; ++turn) { // all on CUDA0; weights split, those of the experts for CUDA1
         const float shares[2] = { 1, 1 };
         fresh(2, 64 * MB, 1);
-        gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1), gcuda_backend_cpu_init() };
+        gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1),
+            gcuda_backend_cpu_init() };
         gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 16, false, true);
         struct place dense = place_begin(), sparse = place_begin(), p = place_begin();
         struct gcuda_tensor *w = gcuda_new_tensor_2d(dense.ctx, GCUDA_TYPE_Q8_0, K, M),
@@ -1762,10 +1794,10 @@ TEST(split_weights_in_a_schedule) {
         gcuda_set_input(x);
         gcuda_set_input(ids);
         gcuda_set_output(y);
-        dense.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
-            dense.ctx, turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
-        sparse.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
-            sparse.ctx, turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(1, shares, 2));
+        dense.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(dense.ctx,
+            turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        sparse.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(sparse.ctx,
+            turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(1, shares, 2));
         REQUIRE(sched != NULL && dense.buffer != NULL && sparse.buffer != NULL);
         gcuda_backend_buffer_set_usage(dense.buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
         gcuda_backend_buffer_set_usage(sparse.buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -1852,7 +1884,9 @@ static float * faulty(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, bo
     return by_id ? experts(backend, t, &fault_experts) : products(backend, t, &fault_product);
 }
 
-static size_t faulty_size(bool by_id) { return by_id ? 2 * n_sums(&fault_experts) * sizeof(float) : result_size(&fault_product); }
+static size_t faulty_size(bool by_id) {
+    return by_id ? 2 * n_sums(&fault_experts) * sizeof(float) : result_size(&fault_product);
+}
 
 static bool is_near(const float * y, const float * wanted) {
     for (size_t i = 0; i < result_size(&fault_product) / 4; ++i) {
@@ -1863,11 +1897,12 @@ static bool is_near(const float * y, const float * wanted) {
 
 // Without cuBLAS gcuda's own kernel makes the products, and rounds differently.
 static bool is_right(const float * y, const float * wanted, const char * api, bool by_id) {
-    return strcmp(api, "cublasCreate_v2") == 0 && !by_id ? is_near(y, wanted) : memcmp(y, wanted, faulty_size(by_id)) == 0;
+    return strcmp(api, "cublasCreate_v2") == 0 && !by_id ? is_near(y, wanted)
+                                                         : memcmp(y, wanted, faulty_size(by_id)) == 0;
 }
 
-static void fault_once(const char * api, int k, cudaError_t error, bool is_sticky, enum gcuda_cuda_peer_mode mode, bool by_id,
-    const float * wanted) {
+static void fault_once(const char * api, int k, cudaError_t error, bool is_sticky, enum gcuda_cuda_peer_mode mode,
+    bool by_id, const float * wanted) {
     fresh(3, 64 * MB, 1);
     const long alive = sim_leaks();
     sim_fail(api, k, error);
@@ -1875,8 +1910,8 @@ static void fault_once(const char * api, int k, cudaError_t error, bool is_stick
     gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
     float * y = backend && t ? faulty(backend, t, by_id) : NULL;
     const bool came = sim_failed() > 0;
-    CHECK_MSG(y == NULL || is_right(y, wanted, api, by_id), "%s %d with error %d: wrong numbers without a status", api, k,
-        (int) error);
+    CHECK_MSG(y == NULL || is_right(y, wanted, api, by_id), "%s %d with error %d: wrong numbers without a status", api,
+        k, (int) error);
     if (y == NULL) { CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %d: no message", api, k); }
     free(y);
     sim_fail(api, 0, cudaSuccess);
@@ -1891,8 +1926,8 @@ static void fault_once(const char * api, int k, cudaError_t error, bool is_stick
         free(y);
     }
     gcuda_backend_free(backend);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k,
-        (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
 }
 
 static void sweep(bool by_id, const float * wanted) {
@@ -1918,7 +1953,9 @@ static void sweep(bool by_id, const float * wanted) {
                     fault_once(names[i], (int) k, (cudaError_t) 13, false, mode, by_id, wanted);
                     continue;
                 }
-                if (!is_kernel) { fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, by_id, wanted); }
+                if (!is_kernel) {
+                    fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, by_id, wanted);
+                }
                 if ((strncmp(names[i], "cu", 2) != 0 || names[i][2] == 'd' || is_kernel) && loses_device(names[i])) {
                     fault_once(names[i], (int) k, cudaErrorIllegalAddress, true, mode, by_id, wanted);
                 }

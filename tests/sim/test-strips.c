@@ -1,6 +1,6 @@
-// Row-split products of many columns on kernels for warp groups: strips of rounded columns, and what ties them together,
-// on several simulated devices. The kernels themselves are not for these: in their place stand products of the first
-// 32 elements of k, of every eighth column, which take and leave their operands where the real ones do.
+// Row-split products of many columns on kernels for warp groups: strips of rounded columns, and what ties them
+// together, on several simulated devices. The kernels themselves are not for these: in their place stand products of
+// the first 32 elements of k, of every eighth column, which take and leave their operands where the real ones do.
 #define gcuda_has_warp_groups fake_has_warp_groups
 #define gcuda_mul_mat_takes fake_takes
 #define gcuda_mul_mat_scratch_bytes fake_scratch_bytes
@@ -35,7 +35,8 @@ static size_t columns_bytes(const struct gcuda_mul_mat_args * args) {
 
 // Of products that have few tiles the sums are in two parts.
 static size_t parts_bytes_of(const struct gcuda_mul_mat_args * args) {
-    const int64_t tiles = gcudai_cuda_tiles(args->b.ne[1], GCUDA_MUL_MAT_WG_TILE) * gcudai_cuda_tiles(args->a.ne[1], 256);
+    const int64_t tiles =
+        gcudai_cuda_tiles(args->b.ne[1], GCUDA_MUL_MAT_WG_TILE) * gcudai_cuda_tiles(args->a.ne[1], 256);
     return tiles <= 9 ? (size_t) (2 * args->a.ne[1] * args->b.ne[1]) * 4 : 0;
 }
 
@@ -79,11 +80,14 @@ static gcuda_status fake_multiply(const struct gcuda_mul_mat_args * args, const 
     return st;
 }
 
-static gcuda_status fake_product(const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
+static gcuda_status fake_product(
+    const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
     const size_t parts_bytes = parts_bytes_of(args);
     CHECK(parts_bytes == 0 || parts != NULL);
     n_with_parts += parts_bytes > 0;
-    if (parts_bytes > 0 && cudaMemsetAsync(parts, 0xff, parts_bytes, stream) != cudaSuccess) { return GCUDA_STATUS_FAILED; }
+    if (parts_bytes > 0 && cudaMemsetAsync(parts, 0xff, parts_bytes, stream) != cudaSuccess) {
+        return GCUDA_STATUS_FAILED;
+    }
     return fake_multiply(args, columns, stream);
 }
 
@@ -113,7 +117,7 @@ struct gcuda_activation_layout fake_layout(const struct gcuda_mul_mat_job * job)
 }
 
 gcuda_status fake_launch(const struct gcuda_mul_mat_job * job, gcuda_stream stream) {
-    return job->path != GCUDA_MUL_MAT_WGMMA                ? gcuda_launch_mul_mat(job, stream)
+    return job->path != GCUDA_MUL_MAT_WGMMA          ? gcuda_launch_mul_mat(job, stream)
            : job->stage == GCUDA_MUL_MAT_ACTIVATIONS ? fake_columns(job->args, job->activations, stream)
            : job->stage == GCUDA_MUL_MAT_PRODUCT     ? fake_product(job->args, job->activations, job->scratch, stream)
                                                      : fake_whole(job->args, job->scratch, stream);
@@ -133,11 +137,15 @@ static gcuda_status fill(struct gcuda_tensor * t, uint64_t seed) {
     if (gcuda_is_quantized(t->type)) {
         for (size_t i = 0; i < size; i += 18) {
             const gcuda_fp16_t d = gcuda_fp32_to_fp16(0.125f);
-            for (int j = 2; j < 18; ++j) { data[i + (size_t) j] = (char) ((i / 18 * 131 + (size_t) j * 71 + seed) % 251); }
+            for (int j = 2; j < 18; ++j) {
+                data[i + (size_t) j] = (char) ((i / 18 * 131 + (size_t) j * 71 + seed) % 251);
+            }
             memcpy(data + i, &d, sizeof d);
         }
     } else {
-        for (size_t i = 0; i < size / 4; ++i) { ((float *) (void *) data)[i] = (float) ((i * 7919 + seed * 104729) % 1009) / 504.5f - 1.0f; }
+        for (size_t i = 0; i < size / 4; ++i) {
+            ((float *) (void *) data)[i] = (float) ((i * 7919 + seed * 104729) % 1009) / 504.5f - 1.0f;
+        }
     }
     const gcuda_status st = gcuda_backend_tensor_set(t, data, 0, size);
     free(data);
@@ -154,8 +162,10 @@ static float * products(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, 
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     float * out = NULL;
     CHECK_OK(gcuda_build_forward_expand(graph, y));
-    weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
-    gcuda_status st = weights.buffer != NULL && place_alloc(&p, backend) ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    weights.buffer =
+        gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
+    gcuda_status st =
+        weights.buffer != NULL && place_alloc(&p, backend) ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
     if (st == GCUDA_STATUS_SUCCESS) {
         st = fill(w, 1);
         for (uint64_t i = 0; i < 3 && st == GCUDA_STATUS_SUCCESS; ++i) {
@@ -210,8 +220,8 @@ static void split_once(const struct setting * s, uint64_t seed, const float * wa
     gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(s->n_devices - 1, s->shares, s->n_devices);
     REQUIRE(backend != NULL && t != NULL);
     float * y = products(backend, t, s);
-    CHECK_MSG(is_same(y, wanted, s), "%d devices, %d columns, strips of %d, seed %d: %s",
-        s->n_devices, (int) s->n, (int) s->split_columns, (int) seed, y ? "wrong" : gcuda_last_error());
+    CHECK_MSG(is_same(y, wanted, s), "%d devices, %d columns, strips of %d, seed %d: %s", s->n_devices, (int) s->n,
+        (int) s->split_columns, (int) seed, y ? "wrong" : gcuda_last_error());
     free(y);
     gcuda_backend_free(backend);
     CHECK(sim_leaks() == 0 && sim_violations() == 0);
@@ -224,8 +234,8 @@ static const struct setting settings[] = {
     { 3, 4, { 1, 3, 2 }, 600, 512, false, GCUDA_CUDA_PEER_AUTO },
     { 3, 4, { 0, 1, 1 }, 300, 0, false, GCUDA_CUDA_PEER_AUTO },
 };
-// products go the same way, and columns are rounded by each device: too few of them, strips of no whole tiles, all at once, no
-// access, none with so many columns
+// products go the same way, and columns are rounded by each device: too few of them, strips of no whole tiles, all at
+// once, no access, none with so many columns
 static const struct setting others[] = {
     { 2, 4, { 1, 1 }, 128, 0, false, GCUDA_CUDA_PEER_AUTO },
     { 2, 4, { 1, 1 }, 300, 104, false, GCUDA_CUDA_PEER_AUTO },
@@ -276,8 +286,9 @@ static void fail_once(const struct setting * s, const char * api, long k, const 
 }
 
 TEST(every_cuda_call_of_rounded_strips_fails_in_turn) {
-    static const char * const apis[] = { "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamCreateWithFlags", "cudaMalloc",
-        "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync", "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaSetDevice", "cuMemCreate" };
+    static const char * const apis[] = { "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamCreateWithFlags",
+        "cudaMalloc", "cudaMemcpyPeerAsync", "cudaMemcpy3DPeerAsync", "cudaMemcpyAsync", "cudaMemcpy2DAsync",
+        "cudaSetDevice", "cuMemCreate" };
     const struct setting s = { 2, 4, { 1, 1 }, 512, 0, false, GCUDA_CUDA_PEER_AUTO };
     long counts[sizeof apis / sizeof apis[0]];
     float * wanted = whole(&s);

@@ -1,6 +1,7 @@
-// Switches that leave kernels out (GCUDA_KERNEL_NO_...): the device refuses what is gone and names the switch, and keeps
-// the rest. Here the kernels are all there and some switches are set for the implementation; tests/sim/run.py (group switches) builds
-// it once more with all of them for both, TEST_ALL_SWITCHES, and runs what is left. Each by itself is tests/compile/switches.py's.
+// Switches that leave kernels out (GCUDA_KERNEL_NO_...): the device refuses what is gone and names the switch, and
+// keeps the rest. Here the kernels are all there and some switches are set for the implementation; tests/sim/run.py
+// (group switches) builds it once more with all of them for both, TEST_ALL_SWITCHES, and runs what is left. Each by
+// itself is tests/compile/switches.py's.
 #if !defined(TEST_ALL_SWITCHES)
 #define GCUDA_KERNEL_NO_BF16
 #define GCUDA_KERNEL_NO_Q4_0 1
@@ -38,7 +39,8 @@ TEST(what_is_left_out_is_refused_by_the_name_of_its_switch) {
     CHECK_HAS(refusal(backend, GCUDA_TYPE_BF16), "GCUDA_KERNEL_NO_BF16 left kernels for bf16");
     CHECK_HAS(refusal(backend, GCUDA_TYPE_Q4_0), "GCUDA_KERNEL_NO_Q4_0 left kernels for q4_0");
     CHECK_HAS(refusal(backend, GCUDA_TYPE_IQ4_XS), "GCUDA_KERNEL_NO_IQ4_XS left kernels for iq4_xs");
-    CHECK(refusal(backend, GCUDA_TYPE_F16)[0] == '\0' && (refusal(backend, GCUDA_TYPE_Q8_0)[0] == '\0') == GCUDAI_KERNEL_HAS(Q8_0));
+    CHECK(refusal(backend, GCUDA_TYPE_F16)[0] == '\0' &&
+          (refusal(backend, GCUDA_TYPE_Q8_0)[0] == '\0') == GCUDAI_KERNEL_HAS(Q8_0));
     gcuda_backend_free(backend);
     clean();
 }
@@ -81,10 +83,13 @@ TEST(families_of_operations) {
         struct gcuda_tensor * y;
         const char * message;
     } cases[] = {
-        { gcuda_pool_2d(b.p.ctx, a, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "GCUDA_KERNEL_NO_CONV left this operation" },
+        { gcuda_pool_2d(b.p.ctx, a, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f),
+            "GCUDA_KERNEL_NO_CONV left this operation" },
         { gcuda_upscale(b.p.ctx, a, 2, GCUDA_SCALE_MODE_NEAREST), "GCUDA_KERNEL_NO_CONV left this operation" },
-        { gcuda_ssm_conv(b.p.ctx, gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 8, 64), w), "GCUDA_KERNEL_NO_RECURRENT left" },
-        { gcuda_flash_attn_ext(b.p.ctx, a, a, a, NULL, 1.0f, 0.0f, 0.0f), "GCUDA_KERNEL_NO_ATTENTION left this operation" },
+        { gcuda_ssm_conv(b.p.ctx, gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 8, 64), w),
+            "GCUDA_KERNEL_NO_RECURRENT left" },
+        { gcuda_flash_attn_ext(b.p.ctx, a, a, a, NULL, 1.0f, 0.0f, 0.0f),
+            "GCUDA_KERNEL_NO_ATTENTION left this operation" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         CHECK_MSG(cases[i].y != NULL, "%s", gcuda_last_error());
@@ -95,7 +100,8 @@ TEST(families_of_operations) {
     bench_end(&b);
 }
 
-// ssm_conv and SiLU were one launch, by a pattern that named a launcher that is gone; chains, norms and products still fuse.
+// ssm_conv and SiLU were one launch, by a pattern that named a launcher that is gone; chains, norms and products still
+// fuse.
 TEST(what_is_kept_is_computed) {
     struct bench b = bench_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_2d(b.p.ctx, GCUDA_TYPE_F32, 64, 3);

@@ -1,6 +1,6 @@
-// Uploads and downloads through page-locked slots, on the simulated device: sizes, offsets, slots and threads at random,
-// order with backends, threads that the system does not give, freeing in the middle, every CUDA call failing in turn.
-// Contains the implementation, for a thread start that can be told to fail.
+// Uploads and downloads through page-locked slots, on the simulated device: sizes, offsets, slots and threads at
+// random, order with backends, threads that the system does not give, freeing in the middle, every CUDA call failing in
+// turn. Contains the implementation, for a thread start that can be told to fail.
 #define _GNU_SOURCE 1
 #include <pthread.h>
 static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg);
@@ -260,7 +260,8 @@ TEST(what_cannot_be_is_refused) {
     CHECK(gcuda_cuda_upload_query(up, 0, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
     gcuda_backend_t backend = gcuda_backend_cuda_init(1), cpu = gcuda_backend_cpu_init();
     struct place p = place_begin(), q = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4), *y = gcuda_new_tensor_1d(q.ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4),
+                        *y = gcuda_new_tensor_1d(q.ctx, GCUDA_TYPE_F32, 4);
     float data[4] = { 1, 2, 3, 4 };
     REQUIRE(up != NULL && backend != NULL && place_alloc(&p, backend) && place_alloc(&q, cpu));
     CHECK(gcuda_cuda_upload(up, x, data, 0, 16, &ticket) == GCUDA_STATUS_INVALID_ARGUMENT && ticket == 0);
@@ -376,7 +377,8 @@ struct outcome {
     bool right[FAULT_JOBS], is_fetch_right;
 };
 
-static void transfer(struct gcuda_cuda_uploader * up, gcuda_backend_t backend, struct gcuda_tensor ** t, struct outcome * o) {
+static void transfer(
+    struct gcuda_cuda_uploader * up, gcuda_backend_t backend, struct gcuda_tensor ** t, struct outcome * o) {
     static unsigned char in[FAULT_JOBS][FAULT_BYTES], out[FAULT_BYTES];
     gcuda_cuda_ticket tickets[FAULT_JOBS] = { 0 }, last = 0;
     bool done = false;
@@ -394,9 +396,8 @@ static void transfer(struct gcuda_cuda_uploader * up, gcuda_backend_t backend, s
         CHECK(gcuda_cuda_upload_query(up, tickets[i], &done) == o->ended[i] || tickets[i] == 0);
         CHECK(done || tickets[i] == 0);
         for (int attempt = 0; attempt < 2; ++attempt) { // the fault may be this one's
-            o->right[i] = o->right[i] ||
-                          (gcuda_backend_tensor_get(t[i], out, 0, FAULT_BYTES) == GCUDA_STATUS_SUCCESS &&
-                              memcmp(out, in[i], FAULT_BYTES) == 0);
+            o->right[i] = o->right[i] || (gcuda_backend_tensor_get(t[i], out, 0, FAULT_BYTES) == GCUDA_STATUS_SUCCESS &&
+                                             memcmp(out, in[i], FAULT_BYTES) == 0);
         }
     }
     gcuda_cuda_ticket before = tickets[FAULT_JOBS - 1];
@@ -441,8 +442,8 @@ static void upload_fault(const char * api, int k, cudaError_t error, bool is_sti
         if (!is_sticky) {
             while (gcuda_cuda_upload_wait(up, 0) != GCUDA_STATUS_SUCCESS) {} // the others that failed
             transfer(up, backend, t, &o);
-            CHECK_MSG(all_right(&o) && o.all == GCUDA_STATUS_SUCCESS, "%s %d with error %d: not usable again: %s", api, k,
-                (int) error, gcuda_last_error());
+            CHECK_MSG(all_right(&o) && o.all == GCUDA_STATUS_SUCCESS, "%s %d with error %d: not usable again: %s", api,
+                k, (int) error, gcuda_last_error());
         } else if (sim_failed() > 0) {
             const unsigned char byte = 1;
             gcuda_status st = gcuda_cuda_upload(up, t[0], &byte, 0, 1, NULL);
@@ -453,13 +454,14 @@ static void upload_fault(const char * api, int k, cudaError_t error, bool is_sti
     gcuda_cuda_uploader_free(up);
     place_end(&p);
     gcuda_backend_free(backend);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
 }
 
 TEST(every_cuda_call_of_an_upload_fails_in_turn) {
-    static const char * const apis[] = { "cudaGetDevice", "cudaSetDevice", "cudaStreamCreateWithPriority", "cudaHostAlloc",
-        "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize", "cudaStreamSynchronize",
-        "cudaStreamWaitEvent", "cudaEventDestroy", "cudaFreeHost", "cudaStreamDestroy" };
+    static const char * const apis[] = { "cudaGetDevice", "cudaSetDevice", "cudaStreamCreateWithPriority",
+        "cudaHostAlloc", "cudaEventCreateWithFlags", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize",
+        "cudaStreamSynchronize", "cudaStreamWaitEvent", "cudaEventDestroy", "cudaFreeHost", "cudaStreamDestroy" };
     for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
         for (int n_threads = 0; n_threads <= 2; ++n_threads) {
             const int n = test_full() ? 40 : 12;
@@ -478,7 +480,8 @@ TEST(a_failed_copy_is_reported_by_its_ticket) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct gcuda_cuda_uploader * up = uploader(0, 2, 4096, 2);
     struct place p = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N), *y = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N),
+                        *y = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4);
     static float in[N], out[4];
     gcuda_cuda_ticket first = 0, second = 0;
     bool done = false;

@@ -28,8 +28,8 @@ HEAD = """\
 //
 // Data: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998,
 // https://doi.org/10.24432/C50P49 (licence CC BY 4.0). These are the samples of its test set, as scikit-learn on PyPI
-// distributes them (sklearn/datasets/data/digits.csv.gz, the source of sklearn.datasets.load_digits), in the same order.
-// A pixel counts the inked dots of a 4x4 cell of the scanned 32x32 bitmap: 0 to 16.
+// distributes them (sklearn/datasets/data/digits.csv.gz, the source of sklearn.datasets.load_digits), in the same
+// order. A pixel counts the inked dots of a 4x4 cell of the scanned 32x32 bitmap: 0 to 16.
 //
 // One string per digit: its class, a colon, 64 pixels row by row from the top left, each one of 0..9 and A..G.
 #ifndef DIGITS_DATA_H

@@ -3,16 +3,21 @@
 
   - CONTENTS and the section banners name the same tags in the same order with the same words; the parts of >>ops are those of >>impl-ops
   - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
-    every constructor has its row in test-errors.c
+    every constructor has its row in test-errors.c, every derivative a case in test-grad.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
+  - every path of matrix products has its row in tables, kernel file, self-test and a test of tests/hw
   - kernels do not ask the processor what it has: the chosen instruction set says it
   - no tabs, no trailing blanks; macros begin with GCUDA; no line over 120 columns (IS_WRAPPED)
   - comments of the finished sections use the field's terms (PHRASES) in sentences of at most 30 words
   - every kernel has a contract directly above it that names its floor
   - no function of the kernel file is longer than 100 lines
   - sections use each other without cycles where deps.py forbids them
+  - the manual and the examples name the Makefile's libraries
   - generated parts are as their generators write them
+  - clang-format, where its version is CLANG_FORMAT, is silent on all C, C++ and CUDA files (`make format`); else this is skipped.
+    --without-format leaves it out (tests/tools/places.py, whose copy has rows of any width)
 """
+import concurrent.futures
 import glob
 import itertools
 import os
@@ -24,9 +29,11 @@ import deps
 
 MAX_COLUMNS = 120
 IS_WRAPPED = True  # columns.py has been run: lines over MAX_COLUMNS fail; False: they are counted
+CLANG_FORMAT = 14  # other versions break other lines
+FORMATTED = ("gcuda.h", "gcuda_kernels.cu", "examples/*.[ch]", "tests/**/*.[ch]", "tests/**/*.cpp", "tests/**/*.cu")  # as Makefile's FILES
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 problems = []
-n_passed = 0
+n_passed = n_skipped = 0
 
 
 def read(path):
@@ -112,11 +119,51 @@ def check_blocks(text):
     check(f"test-errors.c, or .refuses of a test, tries NULL and bad sources of {len(declared)} constructors",
           [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
+    check_gradients(text)
+    if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
+        check_paths(text, read("gcuda_kernels.cu"))
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
-    products = read("tests/test-mulmat.c")
+    listed = re.search(r"\bweight_types\[\] = \{(.*?)\};", read("tests/test-mulmat.c"), re.S)
+    products = re.findall(r"\bGCUDA_TYPE_(\w+)", re.sub(r"//[^\n]*|/\*.*?\*/", "", listed.group(1), flags=re.S)) if listed else []
     check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
-          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if not re.search(rf"\bGCUDA_TYPE_{t}\b", products)])
+          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if t not in products] +
+          [f"weight_types: GCUDA_TYPE_{t} is no type of weights" for t in products if t not in weights])
+
+
+def check_gradients(text):
+    """An operation whose column grad names a derivative has a case in test-grad.c; those of activations and gates come from their lists."""
+    table = re.search(r"#define GCUDA_OPS\(X\)((?:.*\\\n)*.*\n)", text)
+    rows = re.findall(r"\bX\(([^()]*)\)", re.sub(r"/\*.*?\*/", "", table.group(1), flags=re.S)) if table else []
+    derived = [row[1] for row in ([c.strip(" \\\n") for c in r.split(",")] for r in rows) if row[8] != "none"]
+    tests, bad = read("tests/test-grad.c"), ["GCUDA_OPS has none"] * (not derived)
+    for name in derived:
+        call = name.replace("_", r"(?:_\w+)?_") + r"(?:_\w+)?"  # rope_back: gcuda_rope_ext_back
+        if not re.search(rf"\bgcuda_{call}\(|\b(?:UNARY|BINARY)\({name}\)", tests):
+            bad.append(f"no case of gcuda_{name}")
+    check(f"test-grad.c has a case for each of {len(derived)} derivatives", bad)
+
+
+def check_paths(text, kernels):
+    """Each path of GCUDA_MUL_MAT_PATH_LIST has its places; GEMM alone is reached through PACKED, PLAIN is what no rule chooses."""
+    paths = re.findall(r"^    X\((\w+), +(\w+), +\"\w*\"\)", text[text.find("#define GCUDA_MUL_MAT_PATH_LIST(X)"):][:2000], re.M)
+    table = text[text.find("// ---- matrix products: one job"):text.find("#define GCUDA_MUL_MAT_PATH_LIST(X)")]
+    hardware = "".join(read(os.path.relpath(p, ROOT)) for p in glob.glob(os.path.join(ROOT, "tests/hw/*.c")))
+    bad = ["GCUDA_MUL_MAT_PATH_LIST has none"] * (not paths)
+    for path, name in paths:
+        host = {"GEMM": "PACKED"}.get(path, path)
+        places = [
+            (rf"^//   {path} ", table, "no row in the table above GCUDA_MUL_MAT_PATH_LIST"),
+            (rf"^const mul_mat_path D_PATH\({name}\) =", kernels, f"no D_PATH({name}) in gcuda_kernels.cu"),
+            (rf"GCUDAI_RULE\({host}," + ("|GCUDAI_CUDA_MM_PLAIN" if path == "PLAIN" else ""), text, "no rule of gcudai_cuda_mm_rules"),
+            (rf"^    \{{ \".*1 \+ GCUDAI_CUDA_MM_{host} \}}", text, "no case of gcudai_selftest_cases"),
+            (rf"\bGCUDA_MUL_MAT_{path}\b", hardware, "no test of tests/hw")]
+        bad += [f"{path}: {what}" for pattern, where_to_look, what in places if not re.search(pattern, where_to_look, re.M)]
+    cases = re.findall(r"^    \{ \"(.*?)\", gcudai_selftest_\w+, (.*) \}", text, re.M)
+    families = read("tests/sim/test-selftest.c")
+    bad += [f"case '{name}' of the self-test: not in tests/sim/test-selftest.c" for name, forced in cases
+            if "WGMMA" not in forced and f'"{name}"' not in families]
+    check(f"{len(paths)} paths of products and {len(cases)} cases of the self-test have their places", bad)
 
 
 def check_words(path, text):
@@ -361,6 +408,22 @@ def check_names(text):
     check("gcuda.h: macros carry the prefix", bad)
 
 
+def check_link_flags():
+    """Commands that the manual and the examples show link with the Makefile's LIBS, with CUDA with its CUDA_LIBS."""
+    makefile = read("Makefile")
+    libs = re.search(r"^LIBS \?= (.*)$", makefile, re.M).group(1)
+    cuda = re.search(r"^CUDA_LIBS = -L\S+ (.*) \$\(LIBS\)$", makefile, re.M).group(1) + " " + libs
+    bad, n = [], 0
+    for path in ["gcuda.h", "examples/llm.h"] + sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, "examples/*.c"))):
+        head = re.sub(r"\\\n\s*", "", "\n".join(read(path).split("\n")[:40]))
+        for command in re.findall(r"^(?://)? +(cc .*)$", head, re.M):
+            flags, wanted = " ".join(re.findall(r"-l[\w+]+|-pthread", command)), cuda if "-DGCUDA_CUDA" in command else libs
+            n += 1
+            if flags != wanted:
+                bad.append(f"{path}: links with {flags}; the Makefile with {wanted}")
+    check(f"{n} commands of the manual and examples link as the Makefile does", bad or ["no command found"] * (n == 0))
+
+
 def check_generated():
     for tool in sorted(glob.glob(os.path.join(ROOT, "tests/tools/gen_*.py"))):
         p = subprocess.run([sys.executable, tool, "--check", "gcuda.h"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -370,6 +433,36 @@ def check_generated():
             print(f"note    {os.path.basename(tool)}: {text[-1]}; make test runs it with the packages it needs")
             continue
         check(f"{os.path.basename(tool)}: generated part is current", text if p.returncode else [])
+
+
+def check_format():
+    global n_skipped
+    try:
+        says = subprocess.run(["clang-format", "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        says = "clang-format is not installed (apt-get install clang-format)"
+    version = re.search(r"version (\d+)", says)
+    if not version or int(version.group(1)) != CLANG_FORMAT:
+        n_skipped += 1
+        print(f"skipped the style of the code, which clang-format {CLANG_FORMAT} checks: {says.strip()}")
+        return
+    paths = sorted({os.path.relpath(p, ROOT) for pattern in FORMATTED for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)})
+
+    def complaints(path):
+        p = subprocess.run(["clang-format", "--dry-run", "--Werror", path], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           text=True, check=False)
+        first = re.search(r"^(.*?:\d+):", p.stdout, re.M)
+        return [f"{first.group(1) if first else path}: make format FILES={path}"] if p.returncode else []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of its own
+        bad = [line for lines in pool.map(complaints, sorted(paths, key=lambda p: -os.path.getsize(os.path.join(ROOT, p)))) for line in lines]
+    check(f"clang-format is silent on {len(paths)} files", bad)
+    check_columns(paths)
+
+
+def check_columns(paths):
+    bad = [f"{path}:{n}: {len(line)} columns: {line.strip()[:70]}" for path in paths if not path.startswith("gcuda")
+           for n, line in enumerate(read(path).split("\n"), 1) if len(line) > MAX_COLUMNS]
+    check(f"examples and tests: no line over {MAX_COLUMNS} columns", bad)
 
 
 def main():
@@ -394,8 +487,11 @@ def main():
     check_names(text)
     check_instruction_sets(text)
     check("no cycle among the sections below the backends (deps.py)", deps.problems(os.path.join(ROOT, "gcuda.h")))
+    check_link_flags()
     check_generated()
-    print(f"{n_passed} passed, {len(problems)} failed")
+    if "--without-format" not in sys.argv:
+        check_format()
+    print(f"{n_passed} passed, {len(problems)} failed" + (f", {n_skipped} skipped" if n_skipped else ""))
     return 1 if problems else 0
 
 

@@ -1,11 +1,12 @@
-// Writes the README's table of operations and types: for every registry row, which types the CPU accepts for each source.
-// It asks the library: the good inputs of test-errors.c, each source in every type, then gcuda_backend_supports_op.
-// Built and run by tests/tools/gen_readme.py.
+// Writes the README's table of operations and types: for every registry row, which types the CPU accepts for each
+// source. It asks the library: the good inputs of test-errors.c, each source in every type, then
+// gcuda_backend_supports_op. Built and run by tests/tools/gen_readme.py.
 #define main test_main
 #include "../test-errors.c"
 #undef main
 
-// Constructors that the table of test-errors.c has with extents that no quantized row can have, or with strides of one type.
+// Constructors that the table of test-errors.c has with extents that no quantized row can have, or with strides of one
+// type.
 BUILD(acc_of_any, gcuda_acc(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 0))
 BUILD(set_of_any, gcuda_set(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 0))
 BUILD(view, gcuda_view_1d(c, in[0], in[0]->ne[0], 0))
@@ -51,7 +52,8 @@ static void widen(struct input * in, int n, int k) {
     }
 }
 
-// Source k of that type; source 0 of type `first`, if that is a type; with `together`, all that had the type of source k alike.
+// Source k of that type; source 0 of type `first`, if that is a type; with `together`, all that had the type of source
+// k alike.
 static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcuda_type type, int first, bool together) {
     struct input in[MAX_SRC];
     struct gcuda_tensor * t[MAX_SRC];
@@ -70,11 +72,13 @@ static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcud
     const struct gcuda_init_params params = { 0, NULL, true };
     ctx = gcuda_init(params);
     for (int i = 0; i < n; ++i) {
-        t[i] = in[i].null ? NULL : gcuda_new_tensor_4d(ctx, in[i].type, in[i].ne[0], in[i].ne[1], in[i].ne[2], in[i].ne[3]);
+        t[i] = in[i].null ? NULL
+                          : gcuda_new_tensor_4d(ctx, in[i].type, in[i].ne[0], in[i].ne[1], in[i].ne[2], in[i].ne[3]);
         if (t[i] != NULL && in[i].param) { gcuda_set_param(t[i]); }
     }
     const struct gcuda_tensor * y = c->build(ctx, t, NULL);
-    const bool yes = y != NULL && y->src[k] != NULL && gcuda_backend_supports_op(cpu, y); // others only lend their shape
+    // others only lend their shape
+    const bool yes = y != NULL && y->src[k] != NULL && gcuda_backend_supports_op(cpu, y);
     gcuda_free(ctx);
     ctx = NULL;
     return yes;
@@ -123,7 +127,8 @@ static void print_types(uint64_t types) {
         printf("all types");
         return;
     }
-    static const enum gcuda_type order[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+    static const enum gcuda_type order[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F64,
+        GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
     const char * blank = "";
     for (size_t i = 0; i < sizeof order / sizeof order[0]; ++i) {
         if (types >> order[i] & 1) {
@@ -137,7 +142,9 @@ static void print_types(uint64_t types) {
     if (most) { printf("%sall quantized", blank); }
     for (int t = 0; t < N_TYPES; ++t) {
         const uint64_t bit = BIT(t);
-        if (most && (missing & bit)) { printf("%s%s", missing & (bit - 1) ? " " : " but ", upper(gcuda_type_name((enum gcuda_type) t))); }
+        if (most && (missing & bit)) {
+            printf("%s%s", missing & (bit - 1) ? " " : " but ", upper(gcuda_type_name((enum gcuda_type) t)));
+        }
         if (!most && (types & quantized & bit)) { printf("%s%s", blank, upper(gcuda_type_name((enum gcuda_type) t))); }
     }
 }
@@ -183,11 +190,14 @@ int main(void) {
     for (int op = 0; op < GCUDA_OP_COUNT; ++op) {
         if (op == GCUDA_OP_NONE) { continue; }
         const char * name = gcuda_op_name((enum gcuda_op) op);
-        for (size_t i = 0; name[i] && i < sizeof rows[n].name - 1; ++i) { rows[n].name[i] = (char) tolower((unsigned char) name[i]); }
+        for (size_t i = 0; name[i] && i < sizeof rows[n].name - 1; ++i) {
+            rows[n].name[i] = (char) tolower((unsigned char) name[i]);
+        }
         fill_row(cpu, &rows[n], ctors, N_CTORS);
         fill_row(cpu, &rows[n++], more, sizeof more / sizeof more[0]);
     }
-    printf("| operation | types of the tensors that it takes, where they differ numbered as its constructor's arguments |\n|---|---|\n");
+    printf("| operation | types of the tensors that it takes, where they differ numbered as "
+           "its constructor's arguments |\n|---|---|\n");
     for (int i = 0; i < n; ++i) {
         if (!is_printed[i]) { print_group(&rows[i], n - i, &is_printed[i]); }
     }

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How many places a new operation, activation or block type touches, and who names each that is forgotten.
+"""How many places a new operation, activation, block type or path of products touches, and who names each that is forgotten.
 
     places.py [--keep]      last line: N passed, N failed
 
 In a copy of the sources a dummy of each kind is added by edits, one for each place. With all edits the headers, kernels and tests
-compile, the implementation links with the kernels, and lint passes; the dummy operation and activation also run their tests on the CPU.
+compile, the implementation links with the kernels, and lint passes; the dummy operation and activation also run their tests on the CPU,
+and a wrong derivative of the activation is found.
 Then each edit is left out alone: compiler, linker or lint must fail with the dummy's name. The type is one of weights
 that the CPU alone computes with; CUDA needs a d_format and a place in D_WEIGHT_TYPES, which its compiler asks for. Generated parts (list
-of GCUDA_PREFIX, README, numbers of cases) are no places. --keep: the copy stays.
+of GCUDA_PREFIX, README, numbers of cases) are no places. --keep: the copy stays. --kind=NAME: of one kind.
 """
 import os
 import re
@@ -20,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 WARN = "-Wall -Wextra -Wpedantic -Wshadow -Werror".split()
 SIM = ["-DGCUDA_CUDA", "-DGCUDA_CUBLAS_LINK", "-Itests/sim/include", "-I.", "-Itests"]
 MAX_PLACES = 5
+MAX_PLACES_OF_PATH = 8
 
 # kind: its name in messages, the test that runs it (or ""), and its edits: file, text before which (or, with +, after which) it goes, text
 OPERATION = ("twice", "twice", [
@@ -61,7 +63,20 @@ TYPE = ("q8_x", "", [
      "#define gcudai_codes_q8_x_avx2 gcudai_codes_q8_x\n\n"),
     ("test", "tests/test-mulmat.c", "+static const enum gcuda_type weight_types[] = {\n", "    GCUDA_TYPE_Q8_X,\n"),
 ])
-KINDS = {"operation": OPERATION, "activation": ACTIVATION, "type on the CPU": TYPE}
+PATH = ("twin", "", [
+    ("line", "gcuda.h", "    X(INT8,  int8,  \"bytes\")", "    X(TWIN,  twin,  \"twin\")     \\\n"),
+    ("row", "gcuda.h", "//\n// from: compute capability;", "//   TWIN   any the operation takes, any strides               any           nothing                        any\n"),
+    ("kernel", "gcuda_kernels.cu", "const mul_mat_path D_PATH(tile) =",
+     "const mul_mat_path D_PATH(twin) = { plain_takes, plain_scratch_bytes, launch_plain_job, mul_mat_no_layout };\n"),
+    ("rule", "gcuda.h", "    GCUDAI_RULE(TILE,       ALWAYS,     ALWAYS,        ANY, ",
+     "    GCUDAI_RULE(TWIN,       ALWAYS,     ALWAYS,        ANY,           9,   0,    0,    16,   0,    ANY,        800),\n"),
+    ("self-test", "gcuda.h", "    { \"products with wgmma\"", "    { \"twin\", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_TWIN },\n"),
+    ("test of the self-test", "tests/sim/test-selftest.c", "\"pooling\"", "\"twin\", "),
+    ("letter", "tests/sim/test-cuda.c", "        case GCUDAI_CUDA_MM_GEMM: return '?';", "        case GCUDAI_CUDA_MM_TWIN: return 'W';\n"),
+    ("test", "tests/hw/test-warp-groups.c", "static const struct way tiles =",
+     "static const struct way twins = { \"twins\", GCUDA_MUL_MAT_TWIN, false, true };\n"),
+])
+KINDS = {"operation": OPERATION, "activation": ACTIVATION, "type on the CPU": TYPE, "path of products": PATH}
 
 
 class Copy:
@@ -73,7 +88,8 @@ class Copy:
             shutil.copytree(os.path.join(ROOT, name), os.path.join(folder, name), ignore=shutil.ignore_patterns("__pycache__", "hardware"))
         if os.path.isdir(os.path.join(ROOT, "tests/hardware")):
             os.symlink(os.path.join(ROOT, "tests/hardware"), os.path.join(folder, "tests/hardware"))
-        self.files = ("gcuda.h", "gcuda_kernels.cu", "README.md", "tests/ops-elementwise.h", "tests/test-mulmat.c")
+        self.files = ("gcuda.h", "gcuda_kernels.cu", "README.md", "tests/ops-elementwise.h", "tests/test-mulmat.c",
+                      "tests/sim/test-selftest.c", "tests/sim/test-cuda.c", "tests/hw/test-warp-groups.c")
         self.plain = {f: self.read(f) for f in self.files}
 
     def read(self, path):
@@ -127,7 +143,7 @@ class Copy:
         missing = switches.called(implementation, candidates) - switches.functions_of_kernels(switches.text_of(switches.KERNELS))
         return "undefined: " + " ".join(sorted(missing)) if missing else ""
 
-    def complaint(self, name, is_kernel_checked):
+    def complaint(self, name, is_kernel_checked, is_path):
         """Who names what is missing, and the line; None: nobody."""
         checks = [
             # an object: gcc finds unused functions only then
@@ -136,10 +152,15 @@ class Copy:
             ("compiler", lambda: self.run("gcc", "-std=c99", *WARN, "-I.", "-Itests", "-fsyntax-only", "tests/test-ops.c")),
             ("compiler", lambda: self.run("gcc", "-std=c99", *WARN, "-I.", "-Itests", "-fsyntax-only", "tests/test-mulmat.c")),
             ("linker", self.links)]
+        if is_path:
+            checks += [("compiler", lambda f=f: self.run("gcc", "-std=c99", *WARN, *SIM, "-fsyntax-only", f))
+                       for f in ("tests/sim/test-cuda.c", "tests/hw/test-warp-groups.c")]
+            checks.append(("compiler", lambda: self.run("g++", "-std=c++17", "-Wno-psabi", *SIM, "-x", "c++", "-fsyntax-only",
+                                                        "-DGCUDA_KERNEL_PART=4", "gcuda_kernels.cu")))
         if is_kernel_checked:
             checks.append(("compiler", lambda: self.run("g++", "-std=c++17", "-Wno-psabi", *SIM, "-x", "c++", "-fsyntax-only",
                                                         f"-DGCUDA_KERNEL_PART={self.unary_part()}", "gcuda_kernels.cu")))
-        checks.append(("lint", lambda: self.run(sys.executable, "tests/tools/lint.py")))
+        checks.append(("lint", lambda: self.run(sys.executable, "tests/tools/lint.py", "--without-format")))
         for who, check in checks:
             try:
                 text = check()
@@ -149,6 +170,13 @@ class Copy:
                 lines = [l for l in text.split("\n") if re.search(name, l, re.I)]
                 return who, (lines or ["(without the name) " + text.strip()[-300:]])[0].strip(), bool(lines)
         return None
+
+    def finds_wrong_derivative(self, edits, name):
+        """"" if test-grad names the dummy whose derivative is wrong."""
+        wrong = [(kind, path, where, text.replace("2.0f", "2.1f") if kind == "derivative" else text) for kind, path, where, text in edits]
+        text = self.apply(wrong) or self.run("make", "-s", "CFLAGS=-O0", "build/test-grad")
+        said = text or self.run("build/test-grad", "--test", "grad_every_activation")
+        return "" if not text and f"FAILED grad_every_activation/{name}" in said else said or "nothing"
 
     def runs(self, test):
         return self.run("make", "-s", "CFLAGS=-O0", "build/test-ops") or self.run("build/test-ops", "--update-cases") or \
@@ -165,16 +193,21 @@ def check_kind(copy, kind, failed):
         print(f"{'ok' if is_ok else 'FAILED':8}{kind}: {text}", flush=True)
         if not is_ok:
             failed.append(text)
-    say(len(edits) <= MAX_PLACES, f"{len(edits)} places, {MAX_PLACES} at most: " + ", ".join(e[0] for e in edits))
+    is_path = kind == "path of products"
+    most = MAX_PLACES_OF_PATH if is_path else MAX_PLACES
+    say(len(edits) <= most, f"{len(edits)} places, {most} at most: " + ", ".join(e[0] for e in edits))
     text = copy.apply(edits) or copy.run(sys.executable, "tests/tools/gen_readme.py", "gcuda.h")
-    found = copy.complaint(name, kind != "type on the CPU")
+    found = copy.complaint(name, kind in ("operation", "activation"), is_path)
     say(not text and found is None, "with all of them everything compiles and lint passes" + (f": {text or found}" if text or found else ""))
     if test:
         text = copy.runs(test)
         say(not text, f"its test {test} passes on the CPU" + (f": {text[-500:]}" if text else ""))
+    if kind == "activation":
+        text = copy.finds_wrong_derivative(edits, name)
+        say(not text, "test-grad finds a derivative that is wrong by 5 %" + (f": {text[-500:]}" if text else ""))
     for left_out in edits:
         text = copy.apply([e for e in edits if e is not left_out])
-        found = ("compiler", text, name.lower() in text.lower()) if text else copy.complaint(name, left_out[0] == "kernel")
+        found = ("compiler", text, name.lower() in text.lower()) if text else copy.complaint(name, left_out[0] == "kernel" and not is_path, is_path)
         say(found is not None and found[2], f"without {left_out[0]}: " + (f"{found[0]}: {found[1][:160]}" if found else "nothing says so"))
     return n
 
@@ -184,7 +217,7 @@ def main():
     failed, n = [], 0
     try:
         copy = Copy(folder)
-        for kind in KINDS:
+        for kind in [a[7:] for a in sys.argv if a.startswith("--kind=")] or KINDS:
             n += check_kind(copy, kind, failed)
     finally:
         if "--keep" in sys.argv:

@@ -122,7 +122,7 @@ def strip_runs(found):
     return same, ideographs, rest
 
 
-def rows(items, width=140):
+def rows(items, width=120):
     lines, line = [], "   "
     for item in items:
         if len(line) + len(item) + 2 > width:
@@ -138,66 +138,80 @@ def table(ctype, name, items, inner=""):
 
 FUNCTIONS = """\
 // Class of a code point; UNASSIGNED above U+10FFFF.
-static enum llmi_uc llmi_uc_class(uint32_t cp)
-{
+static enum llmi_uc llmi_uc_class(uint32_t cp) {
     size_t low = 0;
     size_t high = sizeof llmi_uc_runs / sizeof llmi_uc_runs[0];
-    if (cp > 0x10FFFF) return LLMI_UC_UNASSIGNED;
+    if (cp > 0x10FFFF) { return LLMI_UC_UNASSIGNED; }
     while (high - low > 1) { // run low begins at or before cp, run high after it
         size_t mid = low + (high - low) / 2;
-        if (llmi_uc_runs[mid] >> 4 <= cp) low = mid;
-        else high = mid;
+        if (llmi_uc_runs[mid] >> 4 <= cp) {
+            low = mid;
+        } else {
+            high = mid;
+        }
     }
-    if ((llmi_uc_runs[low] & 15) < LLMI_UC_CASE_PAIRS) return (enum llmi_uc)(llmi_uc_runs[low] & 15);
+    if ((llmi_uc_runs[low] & 15) < LLMI_UC_CASE_PAIRS) { return (enum llmi_uc)(llmi_uc_runs[low] & 15); }
     return (cp - (llmi_uc_runs[low] >> 4)) & 1 ? LLMI_UC_LOWER : LLMI_UC_UPPER;
 }
 
 // Simple lower case of a code point, itself if it has none.
-static uint32_t llmi_uc_lower(uint32_t cp)
-{
+static uint32_t llmi_uc_lower(uint32_t cp) {
     size_t low = 0;
     size_t high = sizeof llmi_uc_lower_runs / sizeof llmi_uc_lower_runs[0];
     while (low < high) {
         size_t mid = low + (high - low) / 2;
         const struct llmi_uc_lower_run * run = &llmi_uc_lower_runs[mid];
-        if (cp > run->last) low = mid + 1;
-        else if (cp < run->first) high = mid;
-        else return (cp - run->first) % run->step == 0 ? (uint32_t)((int32_t)cp + run->delta) : cp;
+        if (cp > run->last) {
+            low = mid + 1;
+        } else if (cp < run->first) {
+            high = mid;
+        } else {
+            return (cp - run->first) % run->step == 0 ? (uint32_t) ((int32_t) cp + run->delta) : cp;
+        }
     }
     return cp;
 }
 
 // Hangul syllable into its two or three letters.
-static int llmi_uc_hangul(uint32_t syllable, uint32_t out[LLMI_UC_MAX_PARTS])
-{
+static int llmi_uc_hangul(uint32_t syllable, uint32_t out[LLMI_UC_MAX_PARTS]) {
     out[0] = 0x1100 + syllable / (21 * 28);
     out[1] = 0x1161 + syllable / 28 % 21;
     out[2] = 0x11A7 + syllable % 28;
     return syllable % 28 ? 3 : 2;
 }
 
-// Full canonical decomposition (NFD) of a code point without its accents (class ACCENT), as WordPiece takes it. Returns the
-// number of code points in out: 0 for an accent, 1 for most. Marks of class MARK keep the order in which they come.
-static int llmi_uc_strip(uint32_t cp, uint32_t out[LLMI_UC_MAX_PARTS])
-{
+// Full canonical decomposition (NFD) of a code point without its accents (class ACCENT), as WordPiece takes it. Returns
+// the number of code points in out: 0 for an accent, 1 for most. Marks of class MARK keep the order in which they come.
+static int llmi_uc_strip(uint32_t cp, uint32_t out[LLMI_UC_MAX_PARTS]) {
     size_t low = 0;
     size_t high = sizeof llmi_uc_strip_runs / sizeof llmi_uc_strip_runs[0];
     size_t i;
     out[0] = cp;
-    if (cp < 0xC0) return 1;
-    if (cp - 0xAC00 < 11172) return llmi_uc_hangul(cp - 0xAC00, out);
-    if (cp - 0xF900 < 0x200) { out[0] = llmi_uc_ideographs_f900[cp - 0xF900]; return 1; }
-    if (cp - 0x2F800 < 0x220) { out[0] = llmi_uc_ideographs_2f800[cp - 0x2F800]; return 1; }
-    if (llmi_uc_class(cp) == LLMI_UC_ACCENT) return 0;
+    if (cp < 0xC0) { return 1; }
+    if (cp - 0xAC00 < 11172) { return llmi_uc_hangul(cp - 0xAC00, out); }
+    if (cp - 0xF900 < 0x200) {
+        out[0] = llmi_uc_ideographs_f900[cp - 0xF900];
+        return 1;
+    }
+    if (cp - 0x2F800 < 0x220) {
+        out[0] = llmi_uc_ideographs_2f800[cp - 0x2F800];
+        return 1;
+    }
+    if (llmi_uc_class(cp) == LLMI_UC_ACCENT) { return 0; }
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (cp > llmi_uc_strip_runs[mid][1]) low = mid + 1;
-        else if (cp < llmi_uc_strip_runs[mid][0]) high = mid;
-        else { out[0] = llmi_uc_strip_runs[mid][2]; return 1; }
+        if (cp > llmi_uc_strip_runs[mid][1]) {
+            low = mid + 1;
+        } else if (cp < llmi_uc_strip_runs[mid][0]) {
+            high = mid;
+        } else {
+            out[0] = llmi_uc_strip_runs[mid][2];
+            return 1;
+        }
     }
-    for (i = 0; i < sizeof llmi_uc_strip_rest / sizeof llmi_uc_strip_rest[0]; i++) {
+    for (i = 0; i < sizeof llmi_uc_strip_rest / sizeof llmi_uc_strip_rest[0]; ++i) {
         const uint32_t * row = llmi_uc_strip_rest[i];
-        if (row[0] != cp) continue;
+        if (row[0] != cp) { continue; }
         out[0] = row[1];
         out[1] = row[2];
         out[2] = row[3];

@@ -16,33 +16,33 @@ typedef cudaEvent_t CUevent;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 // name, number, text
-#define GCUDA_SIM_RESULTS(X)                                                                                           \
-    X(CUDA_SUCCESS, 0, "no error")                                                                                     \
-    X(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                                                 \
-    X(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                                                    \
-    X(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                                                           \
-    X(CUDA_ERROR_DEINITIALIZED, 4, "driver shutting down")                                                             \
-    X(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                                                 \
-    X(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                                        \
-    X(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                                                       \
-    X(CUDA_ERROR_MAP_FAILED, 205, "mapping of buffer object failed")                                                   \
-    X(CUDA_ERROR_UNMAP_FAILED, 206, "unmapping of buffer object failed")                                               \
-    X(CUDA_ERROR_ALREADY_MAPPED, 208, "resource already mapped")                                                       \
-    X(CUDA_ERROR_NOT_MAPPED, 211, "resource not mapped")                                                               \
-    X(CUDA_ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error")                                                    \
-    X(CUDA_ERROR_OPERATING_SYSTEM, 304, "OS call failed or operation not supported on this OS")                        \
-    X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                                       \
-    X(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state")                         \
-    X(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                                                             \
-    X(CUDA_ERROR_NOT_READY, 600, "device not ready")                                                                   \
-    X(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                                     \
-    X(CUDA_ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated")                                       \
-    X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                                    \
-    X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                                     \
-    X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                        \
-    X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                        \
-    X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")                  \
-    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")           \
+#define GCUDA_SIM_RESULTS(X)                                                                                 \
+    X(CUDA_SUCCESS, 0, "no error")                                                                           \
+    X(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                                       \
+    X(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                                          \
+    X(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                                                 \
+    X(CUDA_ERROR_DEINITIALIZED, 4, "driver shutting down")                                                   \
+    X(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                                       \
+    X(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                                              \
+    X(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                                             \
+    X(CUDA_ERROR_MAP_FAILED, 205, "mapping of buffer object failed")                                         \
+    X(CUDA_ERROR_UNMAP_FAILED, 206, "unmapping of buffer object failed")                                     \
+    X(CUDA_ERROR_ALREADY_MAPPED, 208, "resource already mapped")                                             \
+    X(CUDA_ERROR_NOT_MAPPED, 211, "resource not mapped")                                                     \
+    X(CUDA_ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error")                                          \
+    X(CUDA_ERROR_OPERATING_SYSTEM, 304, "OS call failed or operation not supported on this OS")              \
+    X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                             \
+    X(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state")               \
+    X(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                                                   \
+    X(CUDA_ERROR_NOT_READY, 600, "device not ready")                                                         \
+    X(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                           \
+    X(CUDA_ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated")                             \
+    X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                          \
+    X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                           \
+    X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                              \
+    X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                              \
+    X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")        \
+    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture") \
     X(CUDA_ERROR_UNKNOWN, 999, "unknown error")
 
 typedef enum cudaError_enum {

@@ -31,18 +31,18 @@
 struct uint3 {
     unsigned x, y, z;
 };
-#define GCUDA_SIM_VECTORS(T, name)                                                                                     \
-    struct alignas(2 * sizeof(T)) name##2 {                                                                            \
-        T x, y;                                                                                                        \
-    };                                                                                                                 \
-    struct name##3 {                                                                                                   \
-        T x, y, z;                                                                                                     \
-    };                                                                                                                 \
-    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 {                                                  \
-        T x, y, z, w;                                                                                                  \
-    };                                                                                                                 \
-    static inline name##2 make_##name##2(T x, T y) { return name##2 { x, y }; }                                        \
-    static inline name##3 make_##name##3(T x, T y, T z) { return name##3 { x, y, z }; }                                \
+#define GCUDA_SIM_VECTORS(T, name)                                                      \
+    struct alignas(2 * sizeof(T)) name##2 {                                             \
+        T x, y;                                                                         \
+    };                                                                                  \
+    struct name##3 {                                                                    \
+        T x, y, z;                                                                      \
+    };                                                                                  \
+    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 {                   \
+        T x, y, z, w;                                                                   \
+    };                                                                                  \
+    static inline name##2 make_##name##2(T x, T y) { return name##2 { x, y }; }         \
+    static inline name##3 make_##name##3(T x, T y, T z) { return name##3 { x, y, z }; } \
     static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4 { x, y, z, w }; }
 GCUDA_SIM_VECTORS(float, float)
 GCUDA_SIM_VECTORS(int, int)
@@ -149,7 +149,7 @@ static inline cudaError_t cudaOccupancyMaxActiveClusters(int * n, F *, const cud
 }
 
 // ---- barriers; a barrier that not all threads of the block reach is an error ----
-void sim_wait_before(); // of a kernel in an overlapped launch: every thread has to come there
+void sim_wait_before();               // of a kernel in an overlapped launch: every thread has to come there
 int sim_barrier(int what, int value); // of all values: 0 nothing, 1 the sum of those not 0, 2 all, 3 any
 static inline void __syncthreads() { sim_barrier(0, 0); }
 static inline int __syncthreads_count(int v) { return sim_barrier(1, v); }
@@ -173,7 +173,7 @@ enum sim_warp_op {
     SIM_OR,
     SIM_XOR,
     SIM_MATCH, // the lanes with the same bytes
-    SIM_CALL // of sim_mma.h
+    SIM_CALL   // of sim_mma.h
 };
 int sim_lane();
 // in and out: size bytes, at most 16; from: the lane whose value a shuffle wants
@@ -239,11 +239,11 @@ template <typename T> static inline unsigned __match_all_sync(unsigned mask, T v
 static inline unsigned __activemask() { return 0xffffffffu; } // of warps whose lanes have not parted
 
 // ---- atomics: only one thread runs at a time, and only barriers and warp operations let another one on ----
-#define GCUDA_SIM_ATOMIC(name, value)                                                                                  \
-    template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) {                          \
-        const T old = *p;                                                                                              \
-        *p = (T) (value);                                                                                              \
-        return old;                                                                                                    \
+#define GCUDA_SIM_ATOMIC(name, value)                                                         \
+    template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) { \
+        const T old = *p;                                                                     \
+        *p = (T) (value);                                                                     \
+        return old;                                                                           \
     }
 GCUDA_SIM_ATOMIC(atomicAdd, old + v)
 GCUDA_SIM_ATOMIC(atomicSub, old - v)
@@ -289,14 +289,14 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) 
 }
 
 // ---- four bytes at once; signed, saturating where the name ends in ss4 or us4 ----
-#define GCUDA_SIM_BYTES(name, T, value)                                                                                \
-    static inline unsigned name(unsigned a, unsigned b) {                                                              \
-        unsigned out = 0;                                                                                              \
-        for (int i = 0; i < 4; ++i) {                                                                                  \
-            const int x = (T) (a >> (8 * i)), y = (T) (b >> (8 * i));                                                  \
-            out |= ((unsigned) (value) & 255u) << (8 * i);                                                             \
-        }                                                                                                              \
-        return out;                                                                                                    \
+#define GCUDA_SIM_BYTES(name, T, value)                               \
+    static inline unsigned name(unsigned a, unsigned b) {             \
+        unsigned out = 0;                                             \
+        for (int i = 0; i < 4; ++i) {                                 \
+            const int x = (T) (a >> (8 * i)), y = (T) (b >> (8 * i)); \
+            out |= ((unsigned) (value) &255u) << (8 * i);             \
+        }                                                             \
+        return out;                                                   \
     }
 GCUDA_SIM_BYTES(__vadd4, uint8_t, x + y)
 GCUDA_SIM_BYTES(__vsub4, uint8_t, x - y)

@@ -16,57 +16,57 @@ extern "C" {
 #endif
 
 // name, number, text
-#define GCUDA_SIM_ERRORS(X)                                                                                            \
-    X(cudaSuccess, 0, "no error")                                                                                      \
-    X(cudaErrorInvalidValue, 1, "invalid argument")                                                                    \
-    X(cudaErrorMemoryAllocation, 2, "out of memory")                                                                   \
-    X(cudaErrorInitializationError, 3, "initialization error")                                                         \
-    X(cudaErrorCudartUnloading, 4, "driver shutting down")                                                             \
-    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                              \
-    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                        \
-    X(cudaErrorInsufficientDriver, 35, "driver version is too old for the runtime")                                    \
-    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                                    \
-    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                           \
-    X(cudaErrorDeviceUninitialized, 201, "invalid device context")                                                     \
-    X(cudaErrorAlreadyMapped, 208, "resource already mapped")                                                          \
-    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image for this device")                                         \
-    X(cudaErrorNotMapped, 211, "resource not mapped")                                                                  \
-    X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error")                                                       \
-    X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported")                                             \
-    X(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error")                                                 \
-    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                                  \
-    X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                            \
-    X(cudaErrorSymbolNotFound, 500, "named symbol not found")                                                          \
-    X(cudaErrorNotReady, 600, "device not ready")                                                                      \
-    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                        \
-    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                                   \
-    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                          \
-    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                                        \
-    X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                                          \
-    X(cudaErrorContextIsDestroyed, 709, "context is destroyed")                                                        \
-    X(cudaErrorAssert, 710, "device-side assert triggered")                                                            \
-    X(cudaErrorHostMemoryAlreadyRegistered, 712, "host memory already registered")                                     \
-    X(cudaErrorHostMemoryNotRegistered, 713, "host memory is not registered")                                          \
-    X(cudaErrorHardwareStackError, 714, "hardware stack error")                                                        \
-    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                                      \
-    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                                           \
-    X(cudaErrorInvalidAddressSpace, 717, "operation in the wrong address space")                                       \
-    X(cudaErrorInvalidPc, 718, "invalid program counter")                                                              \
-    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                       \
-    X(cudaErrorNotPermitted, 800, "operation not permitted")                                                           \
-    X(cudaErrorNotSupported, 801, "operation not supported")                                                           \
-    X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                      \
-    X(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")               \
-    X(cudaErrorStreamCaptureMerge, 902, "operation would merge two different captures")                                \
-    X(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")                    \
-    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                                       \
-    X(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")                 \
-    X(cudaErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing stream")      \
-    X(cudaErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream")          \
-    X(cudaErrorStreamCaptureWrongThread, 908, "attempt to terminate a capture from a different thread")                \
-    X(cudaErrorTimeout, 909, "timed out")                                                                              \
-    X(cudaErrorGraphExecUpdateFailure, 910, "the graph update was not performed")                                      \
-    X(cudaErrorInvalidClusterSize, 912, "invalid cluster size")                                                        \
+#define GCUDA_SIM_ERRORS(X)                                                                                       \
+    X(cudaSuccess, 0, "no error")                                                                                 \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                                               \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                                              \
+    X(cudaErrorInitializationError, 3, "initialization error")                                                    \
+    X(cudaErrorCudartUnloading, 4, "driver shutting down")                                                        \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                         \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                   \
+    X(cudaErrorInsufficientDriver, 35, "driver version is too old for the runtime")                               \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                               \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                      \
+    X(cudaErrorDeviceUninitialized, 201, "invalid device context")                                                \
+    X(cudaErrorAlreadyMapped, 208, "resource already mapped")                                                     \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image for this device")                                    \
+    X(cudaErrorNotMapped, 211, "resource not mapped")                                                             \
+    X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error")                                                  \
+    X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported")                                        \
+    X(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error")                                            \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                             \
+    X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                       \
+    X(cudaErrorSymbolNotFound, 500, "named symbol not found")                                                     \
+    X(cudaErrorNotReady, 600, "device not ready")                                                                 \
+    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                   \
+    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                              \
+    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                     \
+    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                                   \
+    X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                                     \
+    X(cudaErrorContextIsDestroyed, 709, "context is destroyed")                                                   \
+    X(cudaErrorAssert, 710, "device-side assert triggered")                                                       \
+    X(cudaErrorHostMemoryAlreadyRegistered, 712, "host memory already registered")                                \
+    X(cudaErrorHostMemoryNotRegistered, 713, "host memory is not registered")                                     \
+    X(cudaErrorHardwareStackError, 714, "hardware stack error")                                                   \
+    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                                 \
+    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                                      \
+    X(cudaErrorInvalidAddressSpace, 717, "operation in the wrong address space")                                  \
+    X(cudaErrorInvalidPc, 718, "invalid program counter")                                                         \
+    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                  \
+    X(cudaErrorNotPermitted, 800, "operation not permitted")                                                      \
+    X(cudaErrorNotSupported, 801, "operation not supported")                                                      \
+    X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                 \
+    X(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")          \
+    X(cudaErrorStreamCaptureMerge, 902, "operation would merge two different captures")                           \
+    X(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")               \
+    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                                  \
+    X(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")            \
+    X(cudaErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing stream") \
+    X(cudaErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream")     \
+    X(cudaErrorStreamCaptureWrongThread, 908, "attempt to terminate a capture from a different thread")           \
+    X(cudaErrorTimeout, 909, "timed out")                                                                         \
+    X(cudaErrorGraphExecUpdateFailure, 910, "the graph update was not performed")                                 \
+    X(cudaErrorInvalidClusterSize, 912, "invalid cluster size")                                                   \
     X(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
@@ -426,7 +426,8 @@ cudaError_t cudaGraphCreate(cudaGraph_t * graph, unsigned flags);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t * nodes, size_t * n);
 cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType * type);
-cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n);
+cudaError_t cudaGraphNodeGetDependencies(
+    cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n);
 cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernelNodeParams * params);
 typedef enum cudaLaunchAttributeID {
     cudaLaunchAttributeIgnore = 0,

@@ -22,7 +22,8 @@ void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed);
 // the k-th kernel that runs: it does nothing, and the error appears where CUDA would show it, later. For cublas
 // functions the error is cuBLAS's number.
 void sim_fail(const char * api, int k, cudaError_t error);
-void sim_skip(int k);              // from the k-th that runs from now on kernels and cuBLAS's products do nothing; 0 takes the wish back
+// from the k-th that runs from now on kernels and cuBLAS's products do nothing; 0 takes the wish back
+void sim_skip(int k);
 int sim_failed(void);              // faults that have come true since sim_reset
 long sim_counts(const char * api); // calls since sim_reset
 long sim_overlapped(void);         // kernels that were allowed to start before the one ahead of them had ended, ever
@@ -40,8 +41,8 @@ void sim_pci(int device, int domain, int bus, int number);
 void sim_warp_groups(int has);
 
 // How a device reaches another one's memory: 0 not, 1 well (default), 2 it says that it does, and what is copied
-// between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong, 4 as 1, by
-// NVLink: atomics work across it.
+// between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong, 4 as 1,
+// by NVLink: atomics work across it.
 void sim_peer(int device, int peer, int how);
 
 int sim_gemm_compute(void); // the compute type of cuBLAS's last product; 0: none since sim_reset
@@ -64,9 +65,10 @@ int sim_semaphore_fd(uint64_t value);
 void sim_semaphore_signal(int fd, uint64_t value);
 uint64_t sim_semaphore_value(int fd);
 
-long sim_retained(void);   // primary contexts held by cuDevicePrimaryCtxRetain; a library may hold them until it ends
-long sim_leaks(void);      // objects alive: device and host memory, registrations, streams, events, handles; printed
-long sim_alive(const char * what); // of those, the ones that sim_leaks calls by that name, for example "events"; -1: unknown
+long sim_retained(void); // primary contexts held by cuDevicePrimaryCtxRetain; a library may hold them until it ends
+long sim_leaks(void);    // objects alive: device and host memory, registrations, streams, events, handles; printed
+// of those, the ones that sim_leaks calls by that name, for example "events"; -1: unknown
+long sim_alive(const char * what);
 long sim_violations(void); // wrong use found since sim_reset (divergent barriers, dead handles); printed when found
 const char * sim_last_violation(void); // its text, or ""
 

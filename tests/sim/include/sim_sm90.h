@@ -1,9 +1,11 @@
-// sim_sm90.h - what compute capability 9.0a alone has, on the simulated device: mbarrier, bulk and tensor copies, wgmma, clusters,
-// named barriers. One function for each instruction, called by every thread that executes it. See >>k-sm90 of gcuda_kernels.cu.
+// sim_sm90.h - what compute capability 9.0a alone has, on the simulated device: mbarrier, bulk and tensor copies,
+// wgmma, clusters, named barriers. One function for each instruction, called by every thread that executes it.
+// See >>k-sm90 of gcuda_kernels.cu.
 //
-// Whatever CUDA leaves open happens in the way that shows most: a copy makes its destination unusable (all bits set) at once and lands
-// when no thread can go on, or at a time that is drawn; in any order. wgmma makes its accumulators unusable until a wait, and reads its
-// operands then. What can be seen to be wrong ends the kernel with a message: see sim-sm90.h.
+// Whatever CUDA leaves open happens in the way that shows most: a copy makes its destination unusable (all bits set) at
+// once and lands when no thread can go on, or at a time that is drawn; in any order. wgmma makes its accumulators
+// unusable until a wait, and reads its operands then. What can be seen to be wrong ends the kernel with a message: see
+// sim-sm90.h.
 #ifndef GCUDA_SIM_SM90_H
 #define GCUDA_SIM_SM90_H
 
@@ -43,7 +45,8 @@ void sim_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar, uns
 void sim_tma_load_box_at(uint32_t to, const void * map, int rank, const int * at, uint32_t bar, unsigned blocks);
 void sim_tma_store(void * to, uint32_t from, int n_bytes);
 void sim_tma_store_box_at(const void * map, int rank, const int * at, uint32_t from);
-template <typename... I> static inline void sim_tma_load_box(uint32_t to, const void * map, uint32_t bar, unsigned blocks, I... i) {
+template <typename... I>
+static inline void sim_tma_load_box(uint32_t to, const void * map, uint32_t bar, unsigned blocks, I... i) {
     const int at[] = { i... };
     sim_tma_load_box_at(to, map, (int) sizeof...(i), at, bar, blocks);
 }
@@ -67,7 +70,7 @@ void sim_set_registers(int n, bool gives);
 enum sim_wgmma_type { SIM_WGMMA_F16, SIM_WGMMA_BF16, SIM_WGMMA_TF32 };
 struct sim_wgmma_op {
     sim_wgmma_type type;
-    int n; // columns
+    int n;      // columns
     bool has_a; // in registers
     bool trans_a, trans_b;
     int adds;
