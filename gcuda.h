@@ -373,7 +373,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //       defined: that function, found by its name, page-locks memory, as gcuda_backend_cuda_register_host_buffer does
 //   GCUDA_LOG                         gcuda_log_set
 //       debug, info, warn or error: lines of that level and above on stderr while no callback is set; none: no lines;
-//       another word: all. debug also says why nodes that nearly fit a fusion pattern of CUDA are not fused
+//       another word: all. debug also says what the steps of starting CUDA and of loading a file took, and why nodes
+//       that nearly fit a fusion pattern of CUDA are not fused
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
 //       columns or rows from which a CUDA device takes operations whose weights are in host memory; 32
 // Read when devices are enumerated:
@@ -8074,6 +8075,13 @@ GCUDAI_PRINTF(2, 3) static void gcudai_log(enum gcuda_log_level level, const cha
         gcudai_is_logging = false;
     }
     gcudai_mutex_unlock(&gcudai_g.log_lock);
+}
+
+// Logs what a step of starting or loading took since `since_us`. Returns the time, at which the next step begins.
+static GCUDAI_UNUSED int64_t gcudai_log_took(int64_t since_us, const char * who, const char * step) {
+    const int64_t now_us = gcudai_time_us();
+    gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "%s: %s: %.2f ms", who, step, 1e-3 * (double) (now_us - since_us));
+    return now_us;
 }
 
 // ---- memory: a header before each block remembers where it came from ----
@@ -25374,11 +25382,15 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
 }
 
 static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
+    const int64_t begin_us = gcudai_time_us();
     gcudai_mutex_lock(&gcudai_g.lock);
     const bool is_new = !gcudai_cuda_found.is_ready;
     if (is_new) { gcudai_cuda_discover(&gcudai_cuda_found); }
     gcudai_mutex_unlock(&gcudai_g.lock);
-    if (is_new) { gcudai_cuda_report(&gcudai_cuda_found); }
+    if (is_new) {
+        (void) gcudai_log_took(begin_us, "CUDA", "starting the driver, finding devices");
+        gcudai_cuda_report(&gcudai_cuda_found);
+    }
     return &gcudai_cuda_found;
 }
 
@@ -34758,6 +34770,7 @@ static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const st
 static gcuda_status gcudai_cuda_backend_make(
     struct gcudai_cuda * cu, const struct gcudai_cuda * whole, const struct gcuda_cuda_params * p) {
     const int device = cu->device->index;
+    int64_t at_us = gcudai_time_us();
     cu->stream = (cudaStream_t) p->stream;
     if (cu->stream != NULL && gcudai_cuda_is_captured(cu)) {
         cu->stream = NULL; // nothing may wait for it
@@ -34782,9 +34795,11 @@ static gcuda_status gcudai_cuda_backend_make(
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device,
         "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
+    at_us = gcudai_log_took(at_us, cu->device->name, "stream, events, flags");
     cu->kernels.capability = cu->device->cc;
     cu->kernels.has_wgmma = gcudai_cuda_fits_wgmma(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
+    (void) gcudai_log_took(at_us, cu->device->name, "loading the first kernel");
     // Early on a stream of the caller's, whose first product may be in a capture of the caller's; and for sides, which
     // a product makes that may need it.
     return gcudai_cublas_init(cu, p->cublas, !cu->owns_stream || whole != NULL);
@@ -34819,21 +34834,7 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
-// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
-static gcuda_status gcudai_cuda_open(
-    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
-    struct gcudai_cuda_scope scope;
-    struct gcudai_cuda_device * d = NULL;
-    *backend = NULL;
-    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
-    GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
-    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
-    gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_free(cu);
-        gcudai_cuda_device_unref(d);
-        return st;
-    }
+static void gcudai_cuda_backend_iface(struct gcudai_cuda * cu, struct gcudai_cuda_device * d) {
     memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
     cu->backend.device = &d->device;
     cu->backend.iface.get_name = gcudai_cuda_backend_name;
@@ -34849,6 +34850,26 @@ static gcuda_status gcudai_cuda_open(
     cu->backend.iface.graph_plan_compute = gcudai_cuda_plan_compute;
     cu->backend.iface.event_record = gcudai_cuda_event_record;
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
+}
+
+// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
+static gcuda_status gcudai_cuda_open(
+    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
+    struct gcudai_cuda_scope scope;
+    struct gcudai_cuda_device * d = NULL;
+    *backend = NULL;
+    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
+    GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
+    const int64_t begin_us = gcudai_time_us();
+    gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(cu);
+        gcudai_cuda_device_unref(d);
+        return st;
+    }
+    (void) gcudai_log_took(begin_us, d->name, "context");
+    gcudai_cuda_backend_iface(cu, d);
     cu->device = d;
     cu->params = *params;
     if (params->peer == GCUDA_CUDA_PEER_AUTO && gcudai_env("GCUDA_CUDA_P2P") != NULL) {
@@ -35913,6 +35934,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
         gcudai_free(up);
         return NULL;
     }
+    const int64_t begin_us = gcudai_time_us();
     gcudai_cuda_device_ref(d);
     up->device = d;
     up->n_slots = p.n_slots;
@@ -35926,6 +35948,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
         return NULL;
     }
     gcudai_uploader_start(up, p.n_threads);
+    (void) gcudai_log_took(begin_us, d->name, "page-locked slots of an uploader");
     return up;
 }
 
@@ -39993,8 +40016,10 @@ struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct 
     gcudai_gguf_begin(&params);
     if (path == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_file", "path")); }
     const bool copy = params.copy && params.ctx != NULL && !params.no_alloc;
+    const int64_t begin_us = gcudai_time_us();
     struct gcuda_gguf_context * g = gcudai_gguf_open(path, copy, &st);
     if (st == GCUDA_STATUS_SUCCESS && !params.one_part) { st = gcudai_gguf_open_parts(g, path, copy); }
+    (void) gcudai_log_took(begin_us, "gguf", "opening a file");
     return gcudai_gguf_finish(g, &params, st);
 }
 
@@ -40850,10 +40875,13 @@ static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
 }
 
 static gcuda_status gcudai_gguf_load_all(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    int64_t at_us = gcudai_time_us();
     GCUDAI_TRY(gcudai_gguf_find_items(l));
     GCUDAI_TRY(gcudai_gguf_choose(l));
     GCUDAI_TRY(gcudai_gguf_place_items(l));
+    at_us = gcudai_log_took(at_us, "gguf_load", "buffers");
     GCUDAI_TRY(gcudai_gguf_fill_items(l));
+    (void) gcudai_log_took(at_us, "gguf_load", "data");
     GCUDAI_TRY(gcudai_gguf_init_views(l->ctx));
     return gcudai_gguf_join_buffers(l, buffer);
 }
@@ -40875,7 +40903,9 @@ gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context
     if (params != NULL) { l.params = *params; }
     l.n_backends = l.params.backend != NULL ? 1 : gcuda_backend_sched_get_n_backends(l.params.sched);
     const gcuda_status st = gcudai_gguf_load_all(&l, buffer);
+    const int64_t loaded_us = gcudai_time_us();
     for (int i = 0; l.uploaders != NULL && i < l.n_backends; ++i) { gcuda_cuda_uploader_free(l.uploaders[i]); } // waits
+    (void) gcudai_log_took(loaded_us, "gguf_load", "freeing uploaders");
     if (st != GCUDA_STATUS_SUCCESS) { gcudai_gguf_undo(&l); }
     gcudai_free(l.uploaders);
     gcudai_free(l.items);

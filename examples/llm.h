@@ -119,6 +119,15 @@ struct llm_model_params {
 LLM_API gcuda_status llm_model_load(const char * path, const struct llm_model_params * params, struct llm_model ** out);
 LLM_API void llm_model_free(struct llm_model * model); // NULL is allowed
 
+struct llm_load_times { // microseconds
+    int64_t file_us;    // opening and reading the keys
+    int64_t vocab_us;   // tables of the vocabulary
+    int64_t backend_us; // starting the backends; a GPU's first one starts its driver
+    int64_t wait_us;    // of that, what nothing else was done in
+    int64_t weights_us; // memory and copies
+    int64_t all_us;     // llm_model_load
+};
+
 struct llm_info {
     const char * arch;    // "llama"
     const char * name;    // general.name, or ""
@@ -128,6 +137,7 @@ struct llm_info {
     int64_t n_params;     // elements of all weights
     size_t n_bytes;       // of all weights
     bool is_encoder;      // BERT: llm_embed, no logits
+    struct llm_load_times load;
 };
 LLM_API struct llm_info llm_model_info(const struct llm_model * model); // strings live as long as the model
 
@@ -2446,6 +2456,7 @@ struct llm_model {
     const struct llmi_template * chat;
     int64_t n_params;
     size_t n_bytes;
+    struct llm_load_times load;
 };
 
 // ---- keys. Names after the architecture's, as in "llama.block_count" ----
@@ -2690,14 +2701,18 @@ static gcuda_status llmi_add_backend(struct llm_model * m, gcuda_backend_t backe
 }
 
 static gcuda_status llmi_make_backends(struct llm_model * m, const struct llm_model_params * params) {
+    const int64_t begin_us = gcuda_time_us();
     const int n = params->n_gpus, n_devices = n > 0 ? gcuda_backend_cuda_get_device_count() : 0;
     if (n < 0 || n >= LLMI_MAX_BACKENDS || n > n_devices || (n > 0 && params->backend != NULL)) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%d GPUs are wanted, there are %d, at most %d can be used, and no backend may be named", n, n_devices,
             LLMI_MAX_BACKENDS - 1);
     }
-    if (n == 0) { return llmi_add_backend(m, params->backend ? gcuda_backend_init_by_name(params->backend, NULL) : gcuda_backend_init_best()); }
     for (int i = 0; i < n; ++i) { LLMI_TRY(llmi_add_backend(m, gcuda_backend_cuda_init(i))); }
-    return llmi_add_backend(m, gcuda_backend_cpu_init());
+    LLMI_TRY(llmi_add_backend(m, n > 0           ? gcuda_backend_cpu_init()
+                                 : params->backend ? gcuda_backend_init_by_name(params->backend, NULL)
+                                                   : gcuda_backend_init_best()));
+    m->load.backend_us = gcuda_time_us() - begin_us;
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_backend_sched_t llmi_make_sched(const gcuda_backend_t * backends, int n, size_t n_nodes) {
@@ -2713,7 +2728,6 @@ static gcuda_status llmi_load_weights(struct llm_model * m, const struct llm_mod
     struct llmi_load_progress progress = { params->progress, params->progress_user };
     struct gcuda_gguf_load_params load;
     memset(&load, 0, sizeof load);
-    LLMI_TRY(llmi_make_backends(m, params));
     load.progress = llmi_on_load;
     load.progress_data = &progress;
     if (m->n_backends == 1) {
@@ -2745,7 +2759,7 @@ static gcuda_status llmi_find_arch(struct llm_model * m) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status llmi_load(struct llm_model * m, const char * path, const struct llm_model_params * params) {
+static gcuda_status llmi_open_file(struct llm_model * m, const char * path, const struct llm_model_params * params) {
     gcuda_status st = GCUDA_STATUS_FAILED;
     struct gcuda_gguf_init_params init;
     memset(&init, 0, sizeof init);
@@ -2754,16 +2768,34 @@ static gcuda_status llmi_load(struct llm_model * m, const char * path, const str
     m->file.log = params->log;
     m->file.log_user = params->log_user;
     m->file.g = gcuda_gguf_init_from_file(path, init);
-    if (m->file.g == NULL) { return st; }
-    LLMI_TRY(llmi_find_arch(m));
+    return m->file.g != NULL ? llmi_find_arch(m) : st;
+}
+
+// All but the weights: vocabulary, parameters, names and shapes of tensors.
+static gcuda_status llmi_load_description(struct llm_model * m) {
+    const int64_t begin_us = gcuda_time_us();
     LLMI_TRY(llmi_vocab_load(&m->vocab, &m->file, m->arena));
+    m->load.vocab_us = gcuda_time_us() - begin_us;
     LLMI_TRY(llmi_load_params(m));
     LLMI_TRY(gcuda_gguf_get_str(m->file.g, "general.name", false, &m->name));
     LLMI_TRY(gcuda_gguf_get_str(m->file.g, "tokenizer.chat_template", false, &m->template_text));
     m->chat = llmi_template_of(m->template_text);
     LLMI_TRY(llmi_made(m->tensors = llmi_arena(0)));
-    LLMI_TRY(llmi_make_all_tensors(m));
-    return llmi_load_weights(m, params);
+    return llmi_make_all_tensors(m);
+}
+
+static gcuda_status llmi_load(struct llm_model * m, const char * path, const struct llm_model_params * params) {
+    const int64_t begin_us = gcuda_time_us();
+    LLMI_TRY(llmi_open_file(m, path, params));
+    m->load.file_us = gcuda_time_us() - begin_us;
+    LLMI_TRY(llmi_load_description(m));
+    LLMI_TRY(llmi_make_backends(m, params));
+    m->load.wait_us = m->load.backend_us;
+    const int64_t started_us = gcuda_time_us();
+    LLMI_TRY(llmi_load_weights(m, params));
+    m->load.weights_us = gcuda_time_us() - started_us;
+    m->load.all_us = gcuda_time_us() - begin_us;
+    return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status llm_model_load(const char * path, const struct llm_model_params * params, struct llm_model ** out) {
@@ -2817,6 +2849,7 @@ struct llm_info llm_model_info(const struct llm_model * m) {
     info.n_params = m->n_params;
     info.n_bytes = m->n_bytes;
     info.is_encoder = (m->traits & LLMI_ENCODER) != 0;
+    info.load = m->load;
     return info;
 }
 
