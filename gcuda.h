@@ -3345,6 +3345,22 @@ GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type
 // A backend on the first GPU, else on the CPU. A GPU that fails to start is a warning in the log.
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
+// ---- a thread, for what takes long and needs no attention ----
+// The first backend on a GPU takes 0.2 s and more, nearly all of it in the driver. Meanwhile the caller can read files:
+//
+//     struct gcuda_thread * t = gcuda_thread_start(make_backend, &state);
+//     ...
+//     gcuda_status st = gcuda_thread_join(t);
+//
+// Calls run(user) on a new thread; where there is none to be had (GCUDA_NO_THREADS, or a limit of the system), inside
+// gcuda_thread_join. NULL: run is NULL, or out of memory.
+GCUDA_API struct gcuda_thread * gcuda_thread_start(gcuda_status (*run)(void * user), void * user);
+// Whether gcuda_thread_join would return without waiting for another thread.
+GCUDA_API bool gcuda_thread_is_done(const struct gcuda_thread * thread);
+// Waits for run, frees the thread and returns run's status. After a failure the last error of that thread is that of
+// the calling one too. In a child of fork(), which has no such thread: FAILED. NULL: INVALID_ARGUMENT.
+GCUDA_API gcuda_status gcuda_thread_join(struct gcuda_thread * thread);
+
 // ---- copying a graph to another backend, comparing two backends ----
 // A copy of a graph for another backend: nodes in the same order over copies of all tensors with their present data.
 // Synchronize backends that write this data first. Sources that are not nodes of the graph become constants. Failure:
@@ -5605,7 +5621,10 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
 #define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
 #define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
+#define gcuda_thread_is_done GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_is_done)
+#define gcuda_thread_join GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_join)
 #define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
+#define gcuda_thread_start GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_start)
 #define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
 #define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
 #define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
@@ -37171,6 +37190,57 @@ gcuda_backend_t gcuda_backend_init_best(void) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
     }
     return backend ? backend : gcuda_backend_cpu_init();
+}
+
+// ---- a thread of the caller's ----
+
+struct gcuda_thread {
+    gcuda_status (*run)(void * user);
+    void * user;
+    bool is_started; // otherwise run is called by the join
+    gcudai_thread thread;
+    gcudai_atomic_i32 is_done;
+    gcuda_status status;
+    char message[GCUDAI_MESSAGE_BYTES]; // of a failure
+};
+
+static void gcudai_thread_run(void * arg) {
+    struct gcuda_thread * t = (struct gcuda_thread *) arg;
+    t->status = t->run(t->user);
+    snprintf(t->message, sizeof(t->message), "%s", t->status != GCUDA_STATUS_SUCCESS ? gcudai_message : "");
+    gcudai_atomic_store_i32(&t->is_done, 1);
+}
+
+struct gcuda_thread * gcuda_thread_start(gcuda_status (*run)(void * user), void * user) {
+    if (run == NULL) {
+        gcudai_null_fail("thread_start", "function");
+        return NULL;
+    }
+    struct gcuda_thread * t = (struct gcuda_thread *) gcudai_calloc(1, sizeof(*t));
+    if (t == NULL) { return NULL; }
+    t->run = run;
+    t->user = user;
+    t->status = GCUDA_STATUS_FAILED; // until run returns
+    snprintf(t->message, sizeof(t->message), "thread_join: the thread was started by the parent of this process");
+    t->is_started = gcudai_thread_start(&t->thread, gcudai_thread_run, t);
+    return t;
+}
+
+bool gcuda_thread_is_done(const struct gcuda_thread * t) {
+    return t == NULL || !t->is_started || gcudai_atomic_load_i32(&t->is_done) != 0;
+}
+
+gcuda_status gcuda_thread_join(struct gcuda_thread * t) {
+    if (t == NULL) { return gcudai_null_fail("thread_join", "thread"); }
+    if (t->is_started) {
+        gcudai_thread_join(&t->thread);
+    } else {
+        gcudai_thread_run(t);
+    }
+    const gcuda_status st = t->status;
+    if (st != GCUDA_STATUS_SUCCESS) { gcuda_set_last_error(st, t->message); }
+    gcudai_free(t);
+    return st;
 }
 
 void gcuda_shutdown(void) {
