@@ -3346,7 +3346,7 @@ GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
 // ---- a thread, for what takes long and needs no attention ----
-// The first backend on a GPU takes 0.2 s and more, nearly all of it in the driver. Meanwhile the caller can read files:
+// The first backend on a GPU takes 0.2 s and more, most of it in the driver. Meanwhile the caller can read files:
 //
 //     struct gcuda_thread * t = gcuda_thread_start(make_backend, &state);
 //     ...

@@ -842,10 +842,11 @@ static gcuda_status bench_start(struct app * a, int64_t session_us) {
     TRY(llm_eval_tokens(a->session, 0, &token, 1));
     const int64_t token_us = gcuda_time_us() - begin_us;
     if (a->o.json) { return GCUDA_STATUS_SUCCESS; }
-    printf("%s, %s\n%.2f GB loaded in %.3f s: file %.3f, vocabulary %.3f, %s %.3f (%.3f of it waiting), weights %.3f\n",
-        a->info.name, a->info.backend, (double) a->info.n_bytes * 1e-9, (double) t->all_us * 1e-6,
-        (double) t->file_us * 1e-6, (double) t->vocab_us * 1e-6, a->info.backend, (double) t->backend_us * 1e-6,
-        (double) t->wait_us * 1e-6, (double) t->weights_us * 1e-6);
+    printf("%s, %s\n%.2f GB loaded in %.3f s: file %.3f, vocabulary %.3f, ", a->info.name, a->info.backend,
+        (double) a->info.n_bytes * 1e-9, (double) t->all_us * 1e-6, (double) t->file_us * 1e-6,
+        (double) t->vocab_us * 1e-6);
+    printf("waiting for %s %.3f (of %.3f), weights %.3f\n", a->info.backend, (double) t->wait_us * 1e-6,
+        (double) t->backend_us * 1e-6, (double) t->weights_us * 1e-6);
     printf("session in %.3f s, first token in %.3f s\n", (double) session_us * 1e-6, (double) token_us * 1e-6);
     return GCUDA_STATUS_SUCCESS;
 }

@@ -122,8 +122,8 @@ LLM_API void llm_model_free(struct llm_model * model); // NULL is allowed
 struct llm_load_times { // microseconds
     int64_t file_us;    // opening and reading the keys
     int64_t vocab_us;   // tables of the vocabulary
-    int64_t backend_us; // starting the backends; a GPU's first one starts its driver
-    int64_t wait_us;    // of that, what was not hidden behind reading the file
+    int64_t backend_us; // starting the backends, on another thread; the first one on a GPU starts its driver
+    int64_t wait_us;    // for the backends, once the file was read
     int64_t weights_us; // memory and copies
     int64_t all_us;     // llm_model_load
 };
@@ -2791,8 +2791,9 @@ static gcuda_status llmi_read_file(struct llm_model * m, const char * path, cons
     return llmi_load_description(m);
 }
 
-// Reads a byte of each page of the mapped weights until the thread is done: copies to a GPU then meet pages that are in memory
-// and in the process's page tables. Looking them up is a sixth of a copy's time, and no pinned memory exists yet to copy to.
+// Reads a byte of each page of the mapped weights until the thread is done. Copies to a GPU then meet pages that are in
+// memory and in this process's page tables: page faults are a quarter of what copying from a mapped file costs a thread
+// (1.5 GB in the page cache: 0.05 of 0.21 s, Xeon, Linux 6.18). Before the driver has started nothing can be copied.
 static void llmi_touch_weights(const struct llm_model * m, const struct gcuda_thread * thread) {
     enum { PAGE = 4096, PAGES = 256 }; // PAGES: between two looks at the thread
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {
@@ -2812,7 +2813,8 @@ static gcuda_status llmi_start_backends(void * user) {
 }
 
 // The backends start on another thread while the file is read. An error of the file comes first.
-static gcuda_status llmi_read_and_start(struct llm_model * m, const char * path, const struct llm_model_params * params) {
+static gcuda_status llmi_read_and_start(
+    struct llm_model * m, const char * path, const struct llm_model_params * params) {
     struct llmi_starting starting = { m, params };
     struct gcuda_thread * thread = gcuda_thread_start(llmi_start_backends, &starting);
     LLMI_TRY(llmi_made(thread));

@@ -918,10 +918,12 @@ TEST(llm_refuses_files_by_name) {
     }
 }
 
-// Backends start on another thread while the file is read: errors of the file come first, and both come with their messages.
+// Backends start on another thread while the file is read: errors of the file come first, both with their messages.
 TEST(llm_load_reports_each_side) {
     static const struct { const char * path, * backend, * has; } rows[] = {
-        { NULL, "NOWHERE7", "NOWHERE7" }, { "no/such/file.gguf", "CPU", "no/such/file.gguf" }, { "no/such/file.gguf", "NOWHERE7", "no/such/file.gguf" },
+        { NULL, "NOWHERE7", "NOWHERE7" },
+        { "no/such/file.gguf", "CPU", "no/such/file.gguf" },
+        { "no/such/file.gguf", "NOWHERE7", "no/such/file.gguf" },
     };
     write_model(2);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {

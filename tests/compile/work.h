@@ -1,5 +1,6 @@
 // What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right. And make a pool
-// with a parallel_for, which only builds with threads (atomics) have; and run a function on a thread, which builds without call in the join.
+// with a parallel_for, which only builds with threads (atomics) have; and run a function on a thread, which builds
+// without threads call in the join.
 #include <math.h>
 #include <string.h>
 
