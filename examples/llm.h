@@ -113,7 +113,8 @@ struct llm_model_params {
     gcuda_log_callback log; // warnings about the file; NULL: none
     void * log_user;
 };
-// Reads a GGUF file. On the CPU weights stay in the mapped file. params NULL: zeros. *out is NULL on failure:
+// Reads a GGUF file. On the CPU weights stay in the mapped file. Backends start on another thread meanwhile, from which
+// gcuda calls its allocator and log. params NULL: zeros. *out is NULL on failure:
 // IO, INVALID_DATA (a damaged file, a missing key or tensor, a wrong shape: the message names it), UNSUPPORTED (another
 // architecture, tokenizer or tensor type), ALLOC_FAILED.
 LLM_API gcuda_status llm_model_load(const char * path, const struct llm_model_params * params, struct llm_model ** out);
