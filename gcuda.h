@@ -110,6 +110,7 @@ EMBEDDING IN AN ENGINE
     Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or
                    with a pool whose parallel_for hands the work to the program's own job system
                    (examples/embed_engine.c).
+    Start:         the first backend on a GPU takes 0.2 s and more. gcuda_thread_start makes it while the program loads.
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
