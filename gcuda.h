@@ -110,6 +110,7 @@ EMBEDDING IN AN ENGINE
     Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread; or
                    with a pool whose parallel_for hands the work to the program's own job system
                    (examples/embed_engine.c).
+    Start:         the first backend on a GPU takes 0.2 s and more. gcuda_thread_start makes it while the program loads.
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
@@ -379,7 +380,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //       defined: that function, found by its name, page-locks memory, as gcuda_backend_cuda_register_host_buffer does
 //   GCUDA_LOG                         gcuda_log_set
 //       debug, info, warn or error: lines of that level and above on stderr while no callback is set; none: no lines;
-//       another word: all. debug also says why nodes that nearly fit a fusion pattern of CUDA are not fused
+//       another word: all. debug also says what the steps of starting CUDA and of loading a file took, and why nodes
+//       that nearly fit a fusion pattern of CUDA are not fused
 //   GCUDA_OP_OFFLOAD_MIN_BATCH        gcuda_cuda_device_params.offload_min_batch
 //       columns or rows from which a CUDA device takes operations whose weights are in host memory; 32
 // Read when devices are enumerated:
@@ -3350,6 +3352,22 @@ GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type
 // A backend on the first GPU, else on the CPU. A GPU that fails to start is a warning in the log.
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
+// ---- a thread, for what takes long and needs no attention ----
+// The first backend on a GPU takes 0.2 s and more, most of it in the driver. Meanwhile the caller can read files:
+//
+//     struct gcuda_thread * t = gcuda_thread_start(make_backend, &state);
+//     ...
+//     gcuda_status st = gcuda_thread_join(t);
+//
+// Calls run(user) on a new thread; where there is none to be had (GCUDA_NO_THREADS, or a limit of the system), inside
+// gcuda_thread_join. NULL: run is NULL, or out of memory.
+GCUDA_API struct gcuda_thread * gcuda_thread_start(gcuda_status (*run)(void * user), void * user);
+// Whether gcuda_thread_join would return without waiting for another thread.
+GCUDA_API bool gcuda_thread_is_done(const struct gcuda_thread * thread);
+// Waits for run, frees the thread and returns run's status. After a failure the last error of that thread is that of
+// the calling one too. In a child of fork(), which has no such thread: FAILED. NULL: INVALID_ARGUMENT.
+GCUDA_API gcuda_status gcuda_thread_join(struct gcuda_thread * thread);
+
 // ---- copying a graph to another backend, comparing two backends ----
 // A copy of a graph for another backend: nodes in the same order over copies of all tensors with their present data.
 // Synchronize backends that write this data first. Sources that are not nodes of the graph become constants. Failure:
@@ -5618,7 +5636,10 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
 #define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
 #define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
+#define gcuda_thread_is_done GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_is_done)
+#define gcuda_thread_join GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_join)
 #define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
+#define gcuda_thread_start GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_start)
 #define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
 #define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
 #define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
@@ -8088,6 +8109,13 @@ GCUDAI_PRINTF(2, 3) static void gcudai_log(enum gcuda_log_level level, const cha
         gcudai_is_logging = false;
     }
     gcudai_mutex_unlock(&gcudai_g.log_lock);
+}
+
+// Logs what a step of starting or loading took since `since_us`. Returns the time, at which the next step begins.
+static GCUDAI_UNUSED int64_t gcudai_log_took(int64_t since_us, const char * who, const char * step) {
+    const int64_t now_us = gcudai_time_us();
+    gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "%s: %s: %.2f ms", who, step, 1e-3 * (double) (now_us - since_us));
+    return now_us;
 }
 
 // ---- memory: a header before each block remembers where it came from ----
@@ -25388,11 +25416,15 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
 }
 
 static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
+    const int64_t begin_us = gcudai_time_us();
     gcudai_mutex_lock(&gcudai_g.lock);
     const bool is_new = !gcudai_cuda_found.is_ready;
     if (is_new) { gcudai_cuda_discover(&gcudai_cuda_found); }
     gcudai_mutex_unlock(&gcudai_g.lock);
-    if (is_new) { gcudai_cuda_report(&gcudai_cuda_found); }
+    if (is_new) {
+        (void) gcudai_log_took(begin_us, "CUDA", "starting the driver, finding devices");
+        gcudai_cuda_report(&gcudai_cuda_found);
+    }
     return &gcudai_cuda_found;
 }
 
@@ -34775,6 +34807,7 @@ static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const st
 static gcuda_status gcudai_cuda_backend_make(
     struct gcudai_cuda * cu, const struct gcudai_cuda * whole, const struct gcuda_cuda_params * p) {
     const int device = cu->device->index;
+    int64_t at_us = gcudai_time_us();
     cu->stream = (cudaStream_t) p->stream;
     if (cu->stream != NULL && gcudai_cuda_is_captured(cu)) {
         cu->stream = NULL; // nothing may wait for it
@@ -34799,9 +34832,11 @@ static gcuda_status gcudai_cuda_backend_make(
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device,
         "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
+    at_us = gcudai_log_took(at_us, cu->device->name, "stream, events, flags");
     cu->kernels.capability = cu->device->cc;
     cu->kernels.has_wgmma = gcudai_cuda_fits_wgmma(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
+    (void) gcudai_log_took(at_us, cu->device->name, "loading the first kernel");
     // Early on a stream of the caller's, whose first product may be in a capture of the caller's; and for sides, which
     // a product makes that may need it.
     return gcudai_cublas_init(cu, p->cublas, !cu->owns_stream || whole != NULL);
@@ -34836,21 +34871,7 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
-// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
-static gcuda_status gcudai_cuda_open(
-    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
-    struct gcudai_cuda_scope scope;
-    struct gcudai_cuda_device * d = NULL;
-    *backend = NULL;
-    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
-    GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
-    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
-    gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_free(cu);
-        gcudai_cuda_device_unref(d);
-        return st;
-    }
+static void gcudai_cuda_backend_iface(struct gcudai_cuda * cu, struct gcudai_cuda_device * d) {
     memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
     cu->backend.device = &d->device;
     cu->backend.iface.get_name = gcudai_cuda_backend_name;
@@ -34866,6 +34887,26 @@ static gcuda_status gcudai_cuda_open(
     cu->backend.iface.graph_plan_compute = gcudai_cuda_plan_compute;
     cu->backend.iface.event_record = gcudai_cuda_event_record;
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
+}
+
+// whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
+static gcuda_status gcudai_cuda_open(
+    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
+    struct gcudai_cuda_scope scope;
+    struct gcudai_cuda_device * d = NULL;
+    *backend = NULL;
+    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
+    GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
+    const int64_t begin_us = gcudai_time_us();
+    gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(cu);
+        gcudai_cuda_device_unref(d);
+        return st;
+    }
+    (void) gcudai_log_took(begin_us, d->name, "context");
+    gcudai_cuda_backend_iface(cu, d);
     cu->device = d;
     cu->params = *params;
     if (params->peer == GCUDA_CUDA_PEER_AUTO && gcudai_env("GCUDA_CUDA_P2P") != NULL) {
@@ -35930,6 +35971,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
         gcudai_free(up);
         return NULL;
     }
+    const int64_t begin_us = gcudai_time_us();
     gcudai_cuda_device_ref(d);
     up->device = d;
     up->n_slots = p.n_slots;
@@ -35943,6 +35985,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
         return NULL;
     }
     gcudai_uploader_start(up, p.n_threads);
+    (void) gcudai_log_took(begin_us, d->name, "page-locked slots of an uploader");
     return up;
 }
 
@@ -37167,6 +37210,57 @@ gcuda_backend_t gcuda_backend_init_best(void) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
     }
     return backend ? backend : gcuda_backend_cpu_init();
+}
+
+// ---- a thread of the caller's ----
+
+struct gcuda_thread {
+    gcuda_status (*run)(void * user);
+    void * user;
+    bool is_started; // otherwise run is called by the join
+    gcudai_thread thread;
+    gcudai_atomic_i32 is_done;
+    gcuda_status status;
+    char message[GCUDAI_MESSAGE_BYTES]; // of a failure
+};
+
+static void gcudai_thread_run(void * arg) {
+    struct gcuda_thread * t = (struct gcuda_thread *) arg;
+    t->status = t->run(t->user);
+    snprintf(t->message, sizeof(t->message), "%s", t->status != GCUDA_STATUS_SUCCESS ? gcudai_message : "");
+    gcudai_atomic_store_i32(&t->is_done, 1);
+}
+
+struct gcuda_thread * gcuda_thread_start(gcuda_status (*run)(void * user), void * user) {
+    if (run == NULL) {
+        gcudai_null_fail("thread_start", "function");
+        return NULL;
+    }
+    struct gcuda_thread * t = (struct gcuda_thread *) gcudai_calloc(1, sizeof(*t));
+    if (t == NULL) { return NULL; }
+    t->run = run;
+    t->user = user;
+    t->status = GCUDA_STATUS_FAILED; // until run returns
+    snprintf(t->message, sizeof(t->message), "thread_join: the thread was started by the parent of this process");
+    t->is_started = gcudai_thread_start(&t->thread, gcudai_thread_run, t);
+    return t;
+}
+
+bool gcuda_thread_is_done(const struct gcuda_thread * t) {
+    return t == NULL || !t->is_started || gcudai_atomic_load_i32(&t->is_done) != 0;
+}
+
+gcuda_status gcuda_thread_join(struct gcuda_thread * t) {
+    if (t == NULL) { return gcudai_null_fail("thread_join", "thread"); }
+    if (t->is_started) {
+        gcudai_thread_join(&t->thread);
+    } else {
+        gcudai_thread_run(t);
+    }
+    const gcuda_status st = t->status;
+    if (st != GCUDA_STATUS_SUCCESS) { gcuda_set_last_error(st, t->message); }
+    gcudai_free(t);
+    return st;
 }
 
 void gcuda_shutdown(void) {
@@ -40012,8 +40106,10 @@ struct gcuda_gguf_context * gcuda_gguf_init_from_file(const char * path, struct 
     gcudai_gguf_begin(&params);
     if (path == NULL) { return gcudai_gguf_finish(NULL, &params, gcudai_null_fail("gguf_init_from_file", "path")); }
     const bool copy = params.copy && params.ctx != NULL && !params.no_alloc;
+    const int64_t begin_us = gcudai_time_us();
     struct gcuda_gguf_context * g = gcudai_gguf_open(path, copy, &st);
     if (st == GCUDA_STATUS_SUCCESS && !params.one_part) { st = gcudai_gguf_open_parts(g, path, copy); }
+    (void) gcudai_log_took(begin_us, "gguf", "opening a file");
     return gcudai_gguf_finish(g, &params, st);
 }
 
@@ -40869,10 +40965,13 @@ static void gcudai_gguf_undo(struct gcudai_gguf_loading * l) {
 }
 
 static gcuda_status gcudai_gguf_load_all(struct gcudai_gguf_loading * l, gcuda_backend_buffer_t * buffer) {
+    int64_t at_us = gcudai_time_us();
     GCUDAI_TRY(gcudai_gguf_find_items(l));
     GCUDAI_TRY(gcudai_gguf_choose(l));
     GCUDAI_TRY(gcudai_gguf_place_items(l));
+    at_us = gcudai_log_took(at_us, "gguf_load", "buffers");
     GCUDAI_TRY(gcudai_gguf_fill_items(l));
+    (void) gcudai_log_took(at_us, "gguf_load", "data");
     GCUDAI_TRY(gcudai_gguf_init_views(l->ctx));
     return gcudai_gguf_join_buffers(l, buffer);
 }
@@ -40894,7 +40993,9 @@ gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context
     if (params != NULL) { l.params = *params; }
     l.n_backends = l.params.backend != NULL ? 1 : gcuda_backend_sched_get_n_backends(l.params.sched);
     const gcuda_status st = gcudai_gguf_load_all(&l, buffer);
+    const int64_t loaded_us = gcudai_time_us();
     for (int i = 0; l.uploaders != NULL && i < l.n_backends; ++i) { gcuda_cuda_uploader_free(l.uploaders[i]); } // waits
+    (void) gcudai_log_took(loaded_us, "gguf_load", "freeing uploaders");
     if (st != GCUDA_STATUS_SUCCESS) { gcudai_gguf_undo(&l); }
     gcudai_free(l.uploaders);
     gcudai_free(l.items);

@@ -1086,6 +1086,48 @@ TEST(nodes_are_checked_without_a_device) {
     end();
 }
 
+// ---- a thread of the caller's: its status and message come with the join ----
+
+struct thread_work {
+    gcuda_status status;
+    const char * message;
+    long n_runs;
+};
+static gcuda_status thread_work(void * user) {
+    struct thread_work * w = (struct thread_work *) user;
+    ++w->n_runs;
+    return w->status == GCUDA_STATUS_SUCCESS ? w->status : gcuda_set_last_error(w->status, w->message);
+}
+
+TEST(a_thread_brings_its_error) {
+    struct thread_work works[] = {
+        { GCUDA_STATUS_SUCCESS, "", 0 },
+        { GCUDA_STATUS_IO, "no such file", 0 },
+        { GCUDA_STATUS_ABORTED, "stopped", 0 },
+    };
+    struct gcuda_thread * threads[3];
+    gcuda_set_last_error(GCUDA_STATUS_FAILED, "older");
+    for (int i = 0; i < 3; ++i) { REQUIRE((threads[i] = gcuda_thread_start(thread_work, &works[i])) != NULL); }
+    const int64_t end_us = gcuda_time_us() + 10 * 1000000;
+    while (!gcuda_thread_is_done(threads[1]) && gcuda_time_us() < end_us) {}
+    CHECK(gcuda_thread_is_done(threads[1]));
+    for (int i = 0; i < 3; ++i) {
+        CHECK_EQ_I(gcuda_thread_join(threads[i]), works[i].status);
+        CHECK_EQ_I(works[i].n_runs, 1);
+        CHECK_HAS(gcuda_last_error(), i == 0 ? "older" : works[i].message);
+    }
+    CHECK(gcuda_thread_start(NULL, NULL) == NULL);
+    CHECK_HAS(gcuda_last_error(), "function is NULL");
+    CHECK(gcuda_thread_is_done(NULL));
+    CHECK(gcuda_thread_join(NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    struct fault f;
+    fault_begin(&f, 1);
+    CHECK(gcuda_thread_start(thread_work, &works[0]) == NULL);
+    CHECK_EQ_I(f.live, 0);
+    fault_end(&f);
+    CHECK_EQ_I(works[0].n_runs, 1);
+}
+
 static void keep_line(enum gcuda_log_level level, const char * text, void * user) {
     if (level == GCUDA_LOG_LEVEL_DEBUG && strncmp(text, "CPU: ", 5) == 0) { snprintf((char *) user, 256, "%s", text); }
 }

@@ -1029,4 +1029,43 @@ TEST(llm_refuses_files_by_name) {
     }
 }
 
+// Backends start on another thread while the file is read: errors of the file come first, both with their messages.
+TEST(llm_load_reports_each_side) {
+    static const struct {
+        const char *path, *backend, *has;
+    } rows[] = {
+        { NULL, "NOWHERE7", "NOWHERE7" },
+        { "no/such/file.gguf", "CPU", "no/such/file.gguf" },
+        { "no/such/file.gguf", "NOWHERE7", "no/such/file.gguf" },
+    };
+    write_model(2);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        struct llm_model_params p;
+        struct llm_model * m = NULL;
+        struct fault f;
+        memset(&p, 0, sizeof p);
+        p.backend = rows[i].backend;
+        fault_begin(&f, 0);
+        CHECK(llm_model_load(rows[i].path ? rows[i].path : model_path, &p, &m) != GCUDA_STATUS_SUCCESS && m == NULL);
+        CHECK_HAS(gcuda_last_error(), rows[i].has);
+        gcuda_shutdown();
+        CHECK_EQ_I(f.live, 0);
+        fault_end(&f);
+    }
+}
+
+TEST(llm_load_says_what_it_took) {
+    const struct llm_session_params q = params_of(7, 1, 1);
+    struct fixture f;
+    write_model(2);
+    const int64_t begin_us = gcuda_time_us();
+    CHECK_OK(open_model(&f, &q));
+    const int64_t took_us = gcuda_time_us() - begin_us;
+    const struct llm_load_times t = llm_model_info(f.m).load;
+    CHECK(t.file_us > 0 && t.vocab_us >= 0 && t.backend_us >= 0 && t.wait_us >= 0 && t.weights_us >= 0);
+    CHECK(t.file_us + t.vocab_us + t.wait_us + t.weights_us <= t.all_us);
+    CHECK(t.backend_us <= t.all_us && t.all_us <= took_us);
+    close_model(&f);
+}
+
 TEST(llm_tidies_up) { remove(model_path); } // the last test of the file

@@ -1,5 +1,6 @@
 // What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right.
-// And make a pool with a parallel_for, which only builds with threads (atomics) have.
+// And make a pool with a parallel_for, which only builds with threads (atomics) have; and run a function on a thread,
+// which builds without threads call in the join.
 #include <math.h>
 #include <string.h>
 
@@ -21,6 +22,22 @@ static int wrong_pool(void) {
     return bad;
 }
 
+static gcuda_status count(void * n) {
+    ++*(int *) n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static int wrong_thread(void) {
+    int n = 0;
+    struct gcuda_thread * thread = gcuda_thread_start(count, &n);
+#if defined(GCUDA_NO_THREADS)
+    const int is_early = n != 0 || !gcuda_thread_is_done(thread);
+#else
+    const int is_early = 0;
+#endif
+    return is_early || gcuda_thread_join(thread) != GCUDA_STATUS_SUCCESS || n != 1;
+}
+
 static int work(void) {
     struct gcuda_init_params params;
     memset(&params, 0, sizeof(params));
@@ -40,7 +57,7 @@ static int work(void) {
             for (int i = 0; i < 4; ++i) { bad |= fabsf(out[i] - in[i]) > 1e-6f; }
         }
     }
-    bad |= wrong_pool();
+    bad |= wrong_pool() || wrong_thread();
     gcuda_free(ctx);
     gcuda_shutdown();
     return bad;
