@@ -268,8 +268,13 @@ TEST(llm_chat_templates) {
     static const struct { const char * text, * name; } rows[] = {
         { "{{ '<|im_start|>' + role }}", "chatml" }, { "x<|im_start|>y<|im_sep|>", "phi4" }, { "chatml", "chatml" }, { "<|assistant|> <|end|>", "phi3" },
         { "<start_of_turn>", "gemma" }, { "<|start_header_id|><|end_header_id|>", "llama3" }, { "<|start|><|channel|>", "gpt-oss" },
-        { "[INST] [SYSTEM_PROMPT]", "mistral-v7" }, { "{{ ' [INST] ' + system_message }}", "mistral-v1" }, { "{{ '[INST] ' }}", "mistral-v3" },
-        { "\"[INST]\" [AVAILABLE_TOOLS]", "mistral-v3-tekken" }, { "[INST] <<SYS>>", NULL }, { "", NULL }, { "{% for m in messages %}", NULL },
+        { "'[SYSTEM_PROMPT] ' '[INST] ' '[/INST]'", "mistral-v7" },
+        { "'[SYSTEM_PROMPT]' '[INST]' '[/INST]'", "mistral-v7-tekken" }, { "mistral-v7-tekken", "mistral-v7-tekken" },
+        { "' [INST] ' + system_message + ' [/INST]'", "mistral-v1" },
+        { "'[INST] ' + content + ' [/INST]'", "mistral-7b-v0.2" }, { "'[INST] ' + content + '[/INST]'", "mistral-v3" },
+        { "[AVAILABLE_TOOLS] \"[INST]\" \"[/INST]\"", "mistral-v3-tekken" },
+        { "\"[INST]\" + system_message; \"[/INST]\"", "mistral-v3-tekken" },
+        { "[INST] <<SYS>> [/INST]", NULL }, { "[INST]", NULL }, { "", NULL }, { "{% for m in messages %}", NULL },
     };
     size_t n = 0;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
