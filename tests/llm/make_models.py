@@ -119,8 +119,8 @@ def train_merges(pieces, n):
 
 @functools.lru_cache(maxsize=None)
 def byte_pairs(pre, names, keys, n_merges=400, whole=(), never=()):
-    """names: control tokens. whole: tokens that no merges lead to (for pre-tokenizers that take a piece that is a token as
-    it is). never: merges of characters that the pre-tokenizer puts into separate pieces."""
+    """names: control tokens. whole: tokens that no merges lead to (for pre-tokenizers that take such a piece as it is).
+    never: merges of characters that the pre-tokenizer puts into separate pieces."""
     expressions, _ = oracles.PRE[pre]
     splitter = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(e), "isolated") for e in expressions),
                                         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
