@@ -3,7 +3,7 @@ llm.h - language models from GGUF files, on gcuda.h                             
 
 Loads a model, turns text into tokens, computes logits of several sequences in one batch, draws the next token, saves and
 restores what a session holds. Llama (1 to 3, SmolLM2, Mistral), Qwen2, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss, Phi-3 and BERT;
-a file of another architecture, or one that lacks a key or a tensor, is refused by name.
+a file of another architecture, with another way to split text, or that lacks a key or a tensor, is refused by name.
 
 BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file
