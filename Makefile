@@ -65,6 +65,7 @@ test: check-cc check-cxx check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## 
 test-sim: check-cc check-cxx check-python ## the CUDA backend and its kernels on the simulated device (no GPU needed)
 	@python3 tests/sim/run.py --level $(LEVEL) $(ARGS)
 
+# in stages of at most 8 minutes each; ARGS="--jobs 5": programs in parallel, "--gpus 2": on several devices
 test-gpu: check-cc check-python ## all on this machine's GPU, with a record under tests/hardware/; ARGS="--stage ops,bench"
 	@python3 tests/gpu.py $(ARGS)
 
@@ -305,6 +306,7 @@ CUDA_PROGRAMS = $(CUDA)/llm $(CUDA)/digits $(CUDA)/decode $(CUDA)/mlp $(CUDA)/di
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
+# ARCHS="80 90a": several; all: those of ARCH_LIST, and PTX for later ones
 cuda: | $(B) ## kernels and programs for the GPU of this machine; kernels alone for ARCHS="90a" or ARCHS=all
 	@if [ -z "$(NVCC)" ]; then echo "no nvcc: no kernels for a GPU"; \
 	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory -j$(JOBS) cuda-kernels; \

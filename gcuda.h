@@ -89,8 +89,9 @@ ERRORS
 
 THREADS
     Different objects (contexts, graphs, backends, buffers) may be used by different threads concurrently; one object by
-    one thread at a time. The registry, the log and the allocator setting have a lock. Weights that graphs of several
-    threads read need names first (gcuda_set_name), because building a graph names unnamed tensors.
+    one thread at a time. The registry, the log and the allocator setting have a lock, which every host allocation takes
+    for a moment. Weights that graphs of several threads read need names first (gcuda_set_name), because building a
+    graph names unnamed tensors.
 
     A CPU backend computes with n_threads threads of a pool, including the caller; the others sleep between graphs. An
     abort callback stops a graph within about 10 ms. Results have the same bits for any number of threads and in every
@@ -119,7 +120,7 @@ EMBEDDING IN AN ENGINE
                    run of the same graph. A graph that is built anew for each token has a growing view of the cache:
                    gcuda_set_dynamic.
     Debugging:     gcuda_graph_set_fusion(graph, false) launches each node of one graph separately; the backend's other
-                   graphs keep their fusion.
+                   graphs keep their fusion. >>cuda lists the patterns that one launch computes.
     Model files:   gcuda_gguf_init_from_file maps a GGUF file, gcuda_gguf_load places its tensors on a backend or over a
                    scheduler's, with a progress callback that may stop it. See >>gguf.
     Weights:       gcuda_cuda_upload copies pageable or mapped memory to a device on separate threads while a backend
@@ -162,7 +163,7 @@ ADDING AN OPERATION
     and d_chain_map or d_chain_binary in gcuda_kernels.cu.
 
     The compiler or the linker reports a missing function, `make lint` a missing block or test. `make generate` updates
-    GCUDA_PREFIX's list and the README's table, `build/test-ops --update-cases` the numbers in tests/cases.txt.
+    GCUDA_PREFIX's list and the table of types in >>ops, `build/test-ops --update-cases` the numbers in tests/cases.txt.
 
     A new activation, a kind of GCUDA_OP_UNARY:
       - a line of GCUDA_UNARY_OPS with the next number; chains, cut rules and gcuda_unary use this list
@@ -879,6 +880,66 @@ struct gcuda_array {
 //   pack      operand that is packed first, as kernels accept fewer strides:
 //             rows: args.norm.x, kernel: args.conv.kernel
 //   cut       GCUDAI_CUT_OF_CUT: how a node is cut into slices of its result (>>impl-cuda-cancel); whole: never
+//
+// The types that operations of the CPU take, and below them the operations. Where tensors differ, they are numbered as
+// the constructor's arguments; sinks come last. A row lists for each tensor the types that go with some types of the
+// others. cpy writes IQ1, IQ2 and IQ3 from the same type only. Activations in Q8_0, Q8_1 and Q8_K go with the weights
+// that they belong to. `make generate` renews the table.
+//
+// optable-begin
+//   all types
+//       reshape, view, permute, custom, dup, cont, cpy, set, concat
+//   F32 F16 BF16 F64 I8 I16 I32 I64
+//       transpose, repeat, pad, pad_reflect_1d, roll, diag
+//   0: all types; 1: I32
+//       get_rows
+//   0: F32 F16 BF16; 1: I32
+//       get_rows_back
+//   0: F32 F16 BF16 F64 all quantized but IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M; 1: F32 F16 BF16; 2: I32 I64
+//       set_rows
+//   F32 F16 BF16
+//       acc, repeat_back, diag_mask_inf, diag_mask_zero, tri, fill, sub, mul, div, unary, glu, scale, sqr, sqrt, sin,
+//       cos, log, clamp, leaky_relu, silu_back, norm, rms_norm, l2_norm, rms_norm_back, group_norm, sum, sum_rows,
+//       mean, cumsum, argmax, argsort, top_k, soft_max, soft_max_back, cross_entropy_loss, flash_attn_ext_back,
+//       conv_2d, conv_2d_dw, conv_transpose_1d, conv_transpose_2d, pool_1d, pool_2d, pool_2d_back, upscale, ssm_conv,
+//       solve_tri
+//   no source
+//       arange
+//   F32
+//       timestep_embedding, opt_step_adamw, opt_step_sgd
+//   0: F32 F16 BF16 all quantized; 1: F32 F16 BF16
+//       add
+//   0: F32 F16 BF16 all quantized but IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M; 1: F32 F16 BF16
+//       add1
+//   0-1: F32 F16 BF16; 2: I32
+//       add_id
+//   I32
+//       count_equal
+//   0: F32 F16 BF16; 1: I32; 2: F32 F16 BF16
+//       rope, rope_back
+//   0: F32; 1-2: F32 F16 BF16
+//       cross_entropy_loss_back
+//   0: F32 F16 BF16 all quantized but Q8_1 Q8_K; 1: F32 F16 BF16 Q8_0 Q8_1 Q8_K
+//       mul_mat
+//   0: F32 F16 BF16 all quantized but Q8_1 Q8_K; 1: F32 F16 BF16 Q8_0 Q8_1 Q8_K; 2: I32
+//       mul_mat_id
+//   0: F32 F16 BF16 all quantized but Q8_1 Q8_K; 1: F32 F16 BF16
+//       out_prod
+//   0: F32 F16 BF16; 1-2: F32 F16 BF16 F64 all quantized; 3-4: F32 F16 BF16
+//       flash_attn_ext
+//   0: F32 F16 BF16 F64 I8 I16 I32 I64; 1: F32 F16 BF16
+//       im2col, im2col_3d
+//   0: F32 F16 BF16; 1: F32 F16 BF16 F64 I8 I16 I32 I64
+//       im2col_back
+//   0: F32; 1-5: F32 F16 BF16; 6: I32
+//       ssm_scan
+//   0-4: F32 F16 BF16; 5: F32
+//       rwkv_wkv6
+//   0-3: F32 F16 BF16; 4: F32
+//       gated_linear_attn
+//   0-5: F32 F16 BF16; 6: F32
+//       rwkv_wkv7
+// optable-end
 #define GCUDAI_OP_NONE 0
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
@@ -3654,7 +3715,8 @@ struct gcuda_cuda_params {
     // Activation columns per copy of mul_mat with row-split weights, if copies are direct: the next columns are copied
     // while the previous ones are multiplied. 0: by an estimate; below 0: all at once. With 0 and with multiples of
     // GCUDA_MUL_MAT_WG_TILE, the main device rounds the columns for large products of quantized weights to BF16 before
-    // the copy, which halves the bytes.
+    // the copy, which halves the bytes. With 0 only products with wgmma overlap copies and work. Products with experts
+    // (mul_mat_id) always copy first.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
@@ -3847,7 +3909,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 //   pattern              nodes and conditions
 //   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that
-//                        only products read, all in one layout, is written prequantized
+//                        only products read, all in one layout, is written prequantized: one column, or many that go
+//                        to wgmma; not for 2 to 16 columns, larger tiles or experts
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
 //     + rope             with the same rope of up to GCUDA_ROPE_SET_QUERIES elements of queries,

@@ -3,7 +3,8 @@ llm.h - language models from GGUF files, on gcuda.h                             
 
 Loads a model, turns text into tokens, computes logits of several sequences in one batch, draws the next token, saves
 and restores what a session holds. Llama (1 to 3, SmolLM2, Mistral), Qwen2, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss, Phi-3
-and BERT; a file of another architecture, or one that lacks a key or a tensor, is refused by name.
+and BERT; a file of another architecture, with another way to split text, or that lacks a key or a tensor, is refused
+by name.
 
 BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file
@@ -1107,10 +1108,10 @@ enum { LLMI_PRE_PASSES = 4, LLMI_PRE_ITEMS = 64, LLMI_PRE_ALTERNATIVES = 24 };
     "\\c|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define LLMI_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LLMI_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define LLMI_O200K                                                                                              \
-    "[^\\r\\n\\p{L}\\p{N}]?" LLMI_UPPER "*" LLMI_LOWER "+\\c?|[^\\r\\n\\p{L}\\p{N}]?" LLMI_UPPER "+" LLMI_LOWER \
-    "*\\c?"                                                                                                     \
-    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+// A word ends before a capital after small letters. o200k: contractions belong to words. tekken: digits are alone.
+#define LLMI_CASED(contraction, numbers)                                                                    \
+    "[^\\r\\n\\p{L}\\p{N}]?" LLMI_UPPER "*" LLMI_LOWER "+" contraction "|[^\\r\\n\\p{L}\\p{N}]?" LLMI_UPPER \
+    "+" LLMI_LOWER "*" contraction "|" numbers "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 static const struct llmi_pre_row {
     const char * name;                    // tokenizer.ggml.pre
@@ -1126,7 +1127,8 @@ static const struct llmi_pre_row {
     { "dbrx", false, false, { LLMI_LLAMA3("\\p{N}{1,3}"), NULL, NULL, NULL } },
     { "smaug-bpe", false, false, { LLMI_LLAMA3("\\p{N}{1,3}"), NULL, NULL, NULL } },
     { "qwen2", false, false, { LLMI_LLAMA3("\\p{N}"), NULL, NULL, NULL } },
-    { "gpt-4o", false, false, { LLMI_O200K, NULL, NULL, NULL } },
+    { "gpt-4o", false, false, { LLMI_CASED("\\c?", "\\p{N}{1,3}"), NULL, NULL, NULL } },
+    { "tekken", true, true, { LLMI_CASED("", "\\p{N}"), NULL, NULL, NULL } },
     // of files without the key
     { "default", false, false, { "[\\p{P}\\$\\+<=>\\^~\\|]+", LLMI_GPT2, "\\p{N}+", "[0-9][0-9][0-9]" } },
 };
@@ -1782,8 +1784,10 @@ static gcuda_status llmi_load_kind(const struct llmi_file * f, struct llmi_vocab
         if (strcmp(pre ? pre : "default", llmi_pre_rows[i].name) == 0) { v->pre_row = &llmi_pre_rows[i]; }
     }
     if (v->pre_row == NULL) {
-        return llmi_fail(
-            GCUDA_STATUS_UNSUPPORTED, "tokenizer.ggml.pre is '%.64s', which is none that is supported", pre);
+        return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+            "tokenizer.ggml.pre is '%.64s', a way to split text that is not "
+            "supported: the model would read other tokens than it was trained with",
+            pre);
     }
     llmi_pre_compile(&v->pre, v->pre_row);
     llmi_byte_chars(v);
@@ -2374,14 +2378,19 @@ static const struct llmi_template {
         { { "<|im_start|>system\n", "<|im_end|>\n" }, { "<|im_start|>user\n", "<|im_end|>\n" },
             { "<|im_start|>assistant\n", "<|im_end|>\n" } },
         "<|im_start|>assistant\n", LLMI_DEFAULT_SYSTEM },
-    { "mistral-v7", { "[INST]", "[SYSTEM_PROMPT]" },
+    // Mistral's differ in blanks. A system text that the newer ones have for chats without one is not added.
+    { "mistral-v7", { "[SYSTEM_PROMPT] ", "[INST]" },
         { { "[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]" }, { "[INST] ", "[/INST]" }, { " ", "</s>" } }, "", 0 },
-    { "mistral-v1", { "[INST]", "' [INST] ' + system_message" },
-        { { "", "" }, { " [INST] ", " [/INST]" }, { " ", "</s>" } }, "", LLMI_SYSTEM_IN_USER },
-    { "mistral-v3-tekken", { "\"[INST]\"", "[AVAILABLE_TOOLS]" },
-        { { "", "" }, { "[INST]", "[/INST]" }, { "", "</s>" } }, "", LLMI_SYSTEM_IN_USER },
-    { "mistral-v3", { "[INST]", NULL }, { { "", "" }, { "[INST] ", "[/INST]" }, { " ", "</s>" } }, "",
+    { "mistral-v7-tekken", { "[SYSTEM_PROMPT]", "[INST]" },
+        { { "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]" }, { "[INST]", "[/INST]" }, { "", "</s>" } }, "", 0 },
+    { "mistral-v1", { " [INST] ", " [/INST]" }, { { "", "" }, { " [INST] ", " [/INST]" }, { " ", "</s>" } }, "",
+        LLMI_SYSTEM_IN_USER },
+    { "mistral-7b-v0.2", { "[INST] ", " [/INST]" }, // and v0.1: without the blanks before [INST] and the answer
+        { { "", "" }, { "[INST] ", " [/INST]" }, { "", "</s>" } }, "", LLMI_SYSTEM_IN_USER },
+    { "mistral-v3", { "[INST] ", "[/INST]" }, { { "", "" }, { "[INST] ", "[/INST]" }, { " ", "</s>" } }, "",
         LLMI_SYSTEM_IN_USER | LLMI_TRIM_ASSISTANT },
+    { "mistral-v3-tekken", { "[INST]", "[/INST]" }, { { "", "" }, { "[INST]", "[/INST]" }, { "", "</s>" } }, "",
+        LLMI_SYSTEM_IN_USER },
     { "phi3", { "<|assistant|>", "<|end|>" },
         { { "<|system|>\n", "<|end|>\n" }, { "<|user|>\n", "<|end|>\n" }, { "<|assistant|>\n", "<|end|>\n" } },
         "<|assistant|>\n", 0 },

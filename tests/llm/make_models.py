@@ -39,10 +39,31 @@ GEMMA = ("{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = 
          "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for message in rest %}"
          "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' + (first if loop.first else '') + "
          "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}")
-MISTRAL = ("{{ bos_token }}{% if tools %}{{ '[AVAILABLE_TOOLS] ' + tools + '[/AVAILABLE_TOOLS]' }}{% endif %}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
-           "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for message in rest %}{% if message['role'] == 'user' %}"
-           "{{ '[INST] ' + (first if loop.first else '') + message['content'] + '[/INST]' }}{% else %}{{ ' ' + message['content'] | trim + eos_token }}"
-           "{% endif %}{% endfor %}")
+
+
+def mistral(before, after, answer, system=None):
+    """before, after: of what the user says. system: what is around its text; None: it begins the user's message."""
+    rest = ("{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\n\n' %}"
+            "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}")
+    if system:
+        rest = "{% set first = '' %}{% set rest = messages %}"
+        system = f"{{% elif message['role'] == 'system' %}}{{{{ {system[0]} + message['content'] + {system[1]} }}}}"
+    return ("{{ bos_token }}{% if tools %}{{ '[AVAILABLE_TOOLS] ' + tools + '[/AVAILABLE_TOOLS]' }}{% endif %}" + rest +
+            "{% for message in rest %}{% if message['role'] == 'user' %}"
+            f"{{{{ {before} + (first if loop.first else '') + message['content'] + {after} }}}}{system or ''}"
+            f"{{% else %}}{{{{ {answer} + eos_token }}}}{{% endif %}}{{% endfor %}}")
+
+
+MISTRAL = {  # llm.h's name: a template with the blanks, and the quotes, of those in files
+    "mistral-v1": mistral("' [INST] '", "' [/INST]'", "' ' + message['content']"),
+    "mistral-7b-v0.2": mistral("'[INST] '", "' [/INST]'", "message['content']"),
+    "mistral-v3": mistral("'[INST] '", "'[/INST]'", "' ' + message['content'] | trim"),
+    "mistral-v3-tekken": mistral('"[INST]"', '"[/INST]"', "message['content']"),
+    "mistral-v7": mistral("'[INST] '", "'[/INST]'", "' ' + message['content']",
+                          ("'[SYSTEM_PROMPT] '", "'[/SYSTEM_PROMPT]'")),
+    "mistral-v7-tekken": mistral("'[INST]'", "'[/INST]'", "message['content']",
+                                 ("'[SYSTEM_PROMPT]'", "'[/SYSTEM_PROMPT]'")),
+}
 HARMONY = ("{{ '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: ' + "
            "strftime_now('%Y-%m-%d') + '\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every "
            "message.<|end|>' }}{% if messages[0]['role'] == 'system' %}{{ '<|start|>developer<|message|># Instructions\n\n' + messages[0]['content'] + "
@@ -97,12 +118,14 @@ def train_merges(pieces, n):
 
 
 @functools.lru_cache(maxsize=None)
-def byte_pairs(pre, names, keys, n_merges=400, whole=()):
-    """names: control tokens; whole: tokens that no merges lead to (for pre-tokenizers that take a piece that is a token as it is)."""
+def byte_pairs(pre, names, keys, n_merges=400, whole=(), never=()):
+    """names: control tokens. whole: tokens that no merges lead to (for pre-tokenizers that take such a piece as it is).
+    never: merges of characters that the pre-tokenizer puts into separate pieces."""
     expressions, _ = oracles.PRE[pre]
     splitter = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(e), "isolated") for e in expressions),
                                         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    merges = train_merges(collections.Counter(piece for piece, _ in splitter.pre_tokenize_str(corpus())), n_merges)
+    pieces = collections.Counter(piece for piece, _ in splitter.pre_tokenize_str(corpus()))
+    merges = train_merges(pieces, n_merges - len(never)) + list(never)
     tokens = [*sorted(oracles.byte_chars().values()), *dict.fromkeys(a + b for a, b in merges)]
     tokens += [t for t in whole if t not in tokens]
     types = [oracles.NORMAL] * len(tokens) + [oracles.CONTROL] * len(names)
@@ -158,7 +181,9 @@ def gpt2_vocab():
 
 def smollm_vocab():
     return byte_pairs("smollm", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-                      (("bos_token_id", "<|im_start|>"), ("eos_token_id", "<|im_end|>"), ("add_bos_token", False), ("chat", CHATML)))
+                      (("bos_token_id", "<|im_start|>"), ("eos_token_id", "<|im_end|>"), ("add_bos_token", False),
+                       ("chat", CHATML)),
+                      never=(("1", "2"),))
 
 
 def llama3_vocab():
@@ -169,7 +194,9 @@ def llama3_vocab():
 
 def qwen2_vocab():
     return byte_pairs("qwen2", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-                      (("eos_token_id", "<|im_end|>"), ("padding_token_id", "<|endoftext|>"), ("add_bos_token", False), ("chat", CHATML)))
+                      (("eos_token_id", "<|im_end|>"), ("padding_token_id", "<|endoftext|>"), ("add_bos_token", False),
+                       ("chat", CHATML)),
+                      never=(("1", "2"),))
 
 
 def o200k_vocab():
@@ -178,8 +205,18 @@ def o200k_vocab():
                                         ("add_bos_token", False), ("chat", HARMONY)))
 
 
+def tekken_vocab():
+    names = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[SYSTEM_PROMPT]",
+             "[/SYSTEM_PROMPT]")
+    return byte_pairs("tekken", names,
+                      (("bos_token_id", "<s>"), ("eos_token_id", "</s>"), ("unknown_token_id", "<unk>"),
+                       ("chat", MISTRAL["mistral-v7-tekken"])),
+                      whole=("\u0120harbour", "tokenizer", "\u0120windows", "ships", "\u0120Captain", "'s"),
+                      never=(("1", "2"),))
+
+
 def llama_vocab():
-    return sentence_piece(True, (0, 1, 2, -1), (), (), (("chat", MISTRAL),))
+    return sentence_piece(True, (0, 1, 2, -1), (), (), (("chat", MISTRAL["mistral-v3"]),))
 
 
 def phi3_vocab():
@@ -247,6 +284,8 @@ SPECS = [
     Spec("llama-spm", "llama", llama_vocab, F32, tied=False, keys={"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
     Spec("llama3", "llama", llama3_vocab, F16, heads=6, embd=96, kv=2, keys={"rope.freq_base": 500000.0}),
     Spec("llama-smollm", "llama", smollm_vocab, F32, heads=3, kv=1, embd=96, ff=160, keys={"rope.freq_base": 100000.0}),
+    # as Mistral Nemo: heads are larger than embeddings / heads
+    Spec("llama-tekken", "llama", tekken_vocab, F16, d=32, tied=False, keys={"rope.freq_base": 1e6}),
     Spec("llama-biased", "llama", gpt2_vocab, Q8_0, biases=True, keys=YARN),
     Spec("llama-experts", "llama", llama_vocab, Q8_0, experts=4, used=2, tied=False),
     Spec("qwen2", "qwen2", qwen2_vocab, F16, qkv_bias=True, heads=7, kv=1, embd=112, keys={"rope.freq_base": 1e6}),

@@ -28,6 +28,8 @@ LLAMA3 = ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+(?:{ANY_CASE})?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*(?:{ANY_CASE})?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+          r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PRE = {  # name: (expressions, each splits what the one before left; a piece that is a token is taken whole)
     "gpt-2": ([GPT2], False),
@@ -35,6 +37,7 @@ PRE = {  # name: (expressions, each splits what the one before left; a piece tha
     "llama-bpe": ([LLAMA3], True),
     "qwen2": ([LLAMA3.replace("{1,3}", "")], False),
     "gpt-4o": ([O200K], False),
+    "tekken": ([TEKKEN], True),
 }
 
 
@@ -116,7 +119,8 @@ class Oracle:
             return [value] if value is not None else []
         if self.kind == "bert":
             return number("bos_token_id", 101), number("seperator_token_id", 102)
-        add_bos = f.get("tokenizer.ggml.add_bos_token", self.kind == "llama" or f.get("tokenizer.ggml.pre") == "llama-bpe")
+        adds = self.kind == "llama" or f.get("tokenizer.ggml.pre") in ("llama-bpe", "tekken")
+        add_bos = f.get("tokenizer.ggml.add_bos_token", adds)
         add_eos = f.get("tokenizer.ggml.add_eos_token", False)
         return number("bos_token_id", 1 if self.kind == "llama" else None) if add_bos else [], number("eos_token_id") if add_eos else []
 

@@ -1,5 +1,5 @@
-// Writes the README's table of operations and types: for every registry row, which types the CPU accepts for each
-// source. It asks the library: the good inputs of test-errors.c, each source in every type, then
+// Writes the table of operations and types in >>ops of gcuda.h: for every registry row, which types the CPU accepts for
+// each source. It asks the library: the good inputs of test-errors.c, each source in every type, then
 // gcuda_backend_supports_op. Built and run by tests/tools/gen_readme.py.
 #define main test_main
 #include "../test-errors.c"
@@ -116,37 +116,48 @@ static const char * upper(const char * name) {
     return text;
 }
 
-static void print_types(uint64_t types) {
+// ---- lines of a comment, broken before a word that would reach beyond MAX_COLUMNS ----
+
+enum { MAX_COLUMNS = 120 };
+static int column; // of the line that is begun
+
+static void begin_line(const char * indent) { column = printf("//%s", indent); }
+static void end_line(void) { printf("\n"); }
+
+static void word(const char * before, const char * text, const char * after) {
+    const int n = (int) (strlen(before) + strlen(text) + strlen(after));
+    if (column + 1 + n + 1 > MAX_COLUMNS) { // a comma may follow
+        end_line();
+        begin_line("      ");
+    }
+    column += printf(" %s%s%s", before, text, after);
+}
+
+static void print_types(uint64_t types, const char * before, const char * after) {
+    static const enum gcuda_type order[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F64,
+        GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+    char words[N_TYPES + 4][16];
+    int n = 0;
     uint64_t quantized = 0, all = 0;
     for (int t = 0; t < N_TYPES; ++t) {
         if (!gcuda_type_is_valid((enum gcuda_type) t)) { continue; }
-        all |= UINT64_C(1) << t;
-        if (gcuda_is_quantized((enum gcuda_type) t)) { quantized |= UINT64_C(1) << t; }
+        all |= BIT(t);
+        if (gcuda_is_quantized((enum gcuda_type) t)) { quantized |= BIT(t); }
     }
-    if (types == all) {
-        printf("all types");
-        return;
+    const bool most = types != all && (types & BIT(GCUDA_TYPE_Q4_0)) != 0; // a single activation format is named
+    for (size_t i = 0; i < sizeof order / sizeof order[0] && types != all; ++i) {
+        if (types >> order[i] & 1) { snprintf(words[n++], sizeof words[0], "%s", upper(gcuda_type_name(order[i]))); }
     }
-    static const enum gcuda_type order[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F64,
-        GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
-    const char * blank = "";
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; ++i) {
-        if (types >> order[i] & 1) {
-            printf("%s%s", blank, upper(gcuda_type_name(order[i])));
-            blank = " ";
+    if (types == all) { snprintf(words[n++], sizeof words[0], "all types"); }
+    if (most) { snprintf(words[n++], sizeof words[0], "all quantized"); }
+    if (most && (quantized & ~types) != 0) { snprintf(words[n++], sizeof words[0], "but"); }
+    for (int t = 0; t < N_TYPES && types != all; ++t) {
+        const uint64_t named = most ? quantized & ~types : quantized & types;
+        if (named & BIT(t)) {
+            snprintf(words[n++], sizeof words[0], "%s", upper(gcuda_type_name((enum gcuda_type) t)));
         }
     }
-    const uint64_t missing = quantized & ~types;
-    if ((types & quantized) == 0) { return; }
-    const bool most = (types & BIT(GCUDA_TYPE_Q4_0)) != 0; // a single activation format is named
-    if (most) { printf("%sall quantized", blank); }
-    for (int t = 0; t < N_TYPES; ++t) {
-        const uint64_t bit = BIT(t);
-        if (most && (missing & bit)) {
-            printf("%s%s", missing & (bit - 1) ? " " : " but ", upper(gcuda_type_name((enum gcuda_type) t)));
-        }
-        if (!most && (types & quantized & bit)) { printf("%s%s", blank, upper(gcuda_type_name((enum gcuda_type) t))); }
-    }
+    for (int i = 0; i < n; ++i) { word(i == 0 ? before : "", words[i], i + 1 == n ? after : ""); }
 }
 
 static bool is_uniform(const struct row * r) {
@@ -161,25 +172,31 @@ static bool same_types(const struct row * a, const struct row * b) {
     return a->n_src == b->n_src && memcmp(a->types, b->types, sizeof a->types) == 0;
 }
 
-// The first row and others with the same types, up to MAX_NAMES, share a line.
+// The types of the first row, then its name and those of the others with the same types.
 static void print_group(const struct row * rows, int n, bool * is_printed) {
-    enum { MAX_NAMES = 22 };
-    for (int i = 0, n_names = 0; i < n && n_names < MAX_NAMES; ++i) {
-        if (is_printed[i] || !same_types(rows, &rows[i])) { continue; }
-        printf("%s%s", n_names++ > 0 ? ", " : "| ", rows[i].name);
-        is_printed[i] = true;
-    }
-    printf(" | ");
+    const char * comma = "";
+    begin_line("  ");
     for (int k = 0; k < rows->n_src; ++k) {
+        char numbers[16] = "";
         if (k > 0 && rows->types[k] == rows->types[k - 1]) { continue; }
         int last = k;
         while (last + 1 < rows->n_src && rows->types[last + 1] == rows->types[k]) { ++last; }
         if (rows->n_src > 1 && (k > 0 || last < rows->n_src - 1)) {
-            printf(last > k ? "%s%d-%d: " : "%s%d: ", k ? "; " : "", k, last);
+            snprintf(numbers, sizeof numbers, last > k ? "%d-%d: " : "%d: ", k, last);
         }
-        print_types(rows->types[k]);
+        print_types(rows->types[k], numbers, last + 1 < rows->n_src ? ";" : "");
     }
-    printf("%s |\n", rows->n_src > 0 ? "" : "none");
+    if (rows->n_src == 0) { word("", "no source", ""); }
+    end_line();
+    begin_line("      ");
+    for (int i = 0; i < n; ++i) {
+        if (is_printed[i] || !same_types(rows, &rows[i])) { continue; }
+        if (*comma != '\0') { column += printf("%s", comma); }
+        word("", rows[i].name, "");
+        is_printed[i] = true;
+        comma = ",";
+    }
+    end_line();
 }
 
 int main(void) {
@@ -196,8 +213,6 @@ int main(void) {
         fill_row(cpu, &rows[n], ctors, N_CTORS);
         fill_row(cpu, &rows[n++], more, sizeof more / sizeof more[0]);
     }
-    printf("| operation | types of the tensors that it takes, where they differ numbered as "
-           "its constructor's arguments |\n|---|---|\n");
     for (int i = 0; i < n; ++i) {
         if (!is_printed[i]) { print_group(&rows[i], n - i, &is_printed[i]); }
     }
