@@ -7911,6 +7911,12 @@ extern "C" {
         if (gcudai_try_st != GCUDA_STATUS_SUCCESS) { return gcudai_try_st; } \
     } while (0)
 
+// Returns the status, with a message, if the condition holds.
+#define GCUDAI_FAIL_IF(cond, status, ...)                        \
+    do {                                                         \
+        if (cond) { return gcudai_fail((status), __VA_ARGS__); } \
+    } while (0)
+
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
 // All process-wide state: a lock, and nothing that needs to be freed at exit.
@@ -8371,10 +8377,8 @@ enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
 }
 
 gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
-    if (isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa)) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
-    }
+    GCUDAI_FAIL_IF(isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa), GCUDA_STATUS_UNSUPPORTED,
+        "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -8626,11 +8630,9 @@ static void gcudai_quantize_worker(void * arg) {
 static gcuda_status gcudai_quantize_check_importance(const struct gcudai_quantize_job * job, const char * type_name) {
     for (int64_t i = 0; job->weighted != NULL && job->imatrix != NULL && i < job->n_per_row; ++i) {
         const float w = job->imatrix[i];
-        if (!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "quantize: importance of column %lld is %g, %s wants 0 to %g", (long long) i, (double) w, type_name,
-                (double) GCUDAI_MAX_IMPORTANCE);
-        }
+        GCUDAI_FAIL_IF(!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE), GCUDA_STATUS_INVALID_ARGUMENT,
+            "quantize: importance of column %lld is %g, %s wants 0 to %g", (long long) i, (double) w, type_name,
+            (double) GCUDAI_MAX_IMPORTANCE);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -8642,27 +8644,19 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     int64_t n = 0;
     size_t bytes = 0;
     GCUDAI_ZERO(*job);
-    if (t == NULL || t->from_float_ref == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
-    }
-    if (n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
-            (long long) n_per_row, t->type_name, (long long) t->blck_size);
-    }
-    if (start < 0 || start % n_per_row != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld",
-            (long long) start, (long long) n_per_row);
-    }
+    GCUDAI_FAIL_IF(t == NULL || t->from_float_ref == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
+    GCUDAI_FAIL_IF(n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
+        (long long) n_per_row, t->type_name, (long long) t->blck_size);
+    GCUDAI_FAIL_IF(start < 0 || start % n_per_row != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "quantize: start %lld is not the start of a row of %lld", (long long) start, (long long) n_per_row);
     job->row_bytes = gcuda_row_size(type, n_per_row);
-    if (!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
-        !gcudai_mul_size((size_t) n, sizeof(float), &bytes) ||
-        !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: %lld rows of %lld elements from %lld on are too many bytes", (long long) n_rows,
-            (long long) n_per_row, (long long) start);
-    }
+    GCUDAI_FAIL_IF(!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
+                       !gcudai_mul_size((size_t) n, sizeof(float), &bytes) ||
+                       !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes),
+        GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements from %lld on are too many bytes",
+        (long long) n_rows, (long long) n_per_row, (long long) start);
     job->n_rows = n_rows;
     job->n_per_row = n_per_row;
     job->rows_per_turn = 1 + 16384 / n_per_row;
@@ -8677,14 +8671,11 @@ static gcuda_status gcudai_quantize_set_data(
     struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start, const float * src, void * dst) {
     const uintptr_t alignment = gcudai_type_of(type)->align;
     if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
-    if (src == NULL || dst == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
-    }
-    if ((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: src %p or dst %p is not aligned for floats and %s blocks", (const void *) src, dst,
-            gcuda_type_name(type));
-    }
+    GCUDAI_FAIL_IF(
+        src == NULL || dst == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
+    GCUDAI_FAIL_IF((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0,
+        GCUDA_STATUS_INVALID_ARGUMENT, "quantize: src %p or dst %p is not aligned for floats and %s blocks",
+        (const void *) src, dst, gcuda_type_name(type));
     job->src = src + start;
     job->dst = (char *) dst + (size_t) (start / job->n_per_row) * job->row_bytes;
     return GCUDA_STATUS_SUCCESS;
@@ -8740,11 +8731,10 @@ static bool gcudai_block_is_finite(const uint8_t * p, const struct gcudai_block_
 gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes, int64_t * bad_block) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     if (bad_block != NULL) { *bad_block = -1; }
-    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: type %d is invalid", (int) type); }
-    if (n_bytes % t->type_size != 0 || (data == NULL && n_bytes != 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: %llu bytes at %p are not whole %s blocks of %llu",
-            (unsigned long long) n_bytes, data, t->type_name, (unsigned long long) t->type_size);
-    }
+    GCUDAI_FAIL_IF(t == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "validate: type %d is invalid", (int) type);
+    GCUDAI_FAIL_IF(n_bytes % t->type_size != 0 || (data == NULL && n_bytes != 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "validate: %llu bytes at %p are not whole %s blocks of %llu", (unsigned long long) n_bytes, data, t->type_name,
+        (unsigned long long) t->type_size);
     const struct gcudai_block_floats * floats = &gcudai_type_of(type)->floats;
     const size_t n = n_bytes / t->type_size;
     for (size_t i = 0; i < n; ++i) {
@@ -8911,14 +8901,13 @@ static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
 // Layout from shape, the one place where sizes are computed: fills contiguous strides and the bytes they span.
 static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size_t * nb, size_t * n_bytes) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
-    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type); }
+    GCUDAI_FAIL_IF(t == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type);
     bool is_ok = true;
     int64_t n_elements = 1;
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) { is_ok = is_ok && ne[i] >= 0; }
-    if (is_ok && ne[0] % t->blck_size != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "rows of %lld elements are not whole blocks of %lld (%s)",
-            (long long) ne[0], (long long) t->blck_size, t->type_name);
-    }
+    GCUDAI_FAIL_IF(is_ok && ne[0] % t->blck_size != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "rows of %lld elements are not whole blocks of %lld (%s)", (long long) ne[0], (long long) t->blck_size,
+        t->type_name);
     nb[0] = t->type_size;
     is_ok = is_ok && gcudai_mul_size(nb[0], (size_t) (ne[0] / t->blck_size), &nb[1]);
     is_ok = is_ok && gcudai_mul_size(nb[1], (size_t) ne[1], &nb[2]);
@@ -8928,11 +8917,9 @@ static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size
         is_ok = gcudai_mul_i64(
             n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
     }
-    if (!is_ok || *n_bytes > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large", (long long) ne[0], (long long) ne[1],
-            (long long) ne[2], (long long) ne[3], t->type_name);
-    }
+    GCUDAI_FAIL_IF(!is_ok || *n_bytes > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+        "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large", (long long) ne[0], (long long) ne[1],
+        (long long) ne[2], (long long) ne[3], t->type_name);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -8958,20 +8945,16 @@ static gcuda_status gcudai_tensor_extent(const struct gcuda_tensor * t, size_t *
         is_ok = is_ok && (i == 0 || (gcudai_mul_size((size_t) (t->ne[i] - 1), t->nb[i], &step) &&
                                         gcudai_add_size(span, step, &span)));
     }
-    if (!is_aligned) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
-            (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
-            (unsigned long long) t->nb[2], (unsigned long long) t->nb[3],
-            (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
-    }
-    if (!is_ok || span > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
-            (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
-            (unsigned long long) t->nb[3], (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
-            (long long) t->ne[3]);
-    }
+    GCUDAI_FAIL_IF(!is_aligned, GCUDA_STATUS_INVALID_ARGUMENT,
+        "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
+        (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
+        (unsigned long long) t->nb[2], (unsigned long long) t->nb[3], (unsigned long long) gcudai_type_align(t->type),
+        gcuda_type_name(t->type));
+    GCUDAI_FAIL_IF(!is_ok || span > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+        "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
+        (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
+        (unsigned long long) t->nb[3], (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
+        (long long) t->ne[3]);
     *n_bytes = span;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9489,19 +9472,15 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 }
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || tensor->op != GCUDA_OP_NONE, GCUDA_STATUS_INVALID_ARGUMENT,
+        "set_param: %s is NULL or computed by an operation", gcudai_called(tensor));
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor),
+        GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12727,13 +12706,11 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     size_t span = 0, end = 0;
     GCUDAI_TRY(gcudai_tensor_extent(t, &span));
     if (t->view_src != NULL && span > 0) {
-        if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
-            end > gcuda_nbytes(t->view_src)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
-                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
-                (unsigned long long) gcuda_nbytes(t->view_src));
-        }
+        GCUDAI_FAIL_IF(t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
+                           end > gcuda_nbytes(t->view_src),
+            GCUDA_STATUS_INVALID_ARGUMENT, "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+            gcudai_called(t), (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
+            (unsigned long long) gcuda_nbytes(t->view_src));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12747,10 +12724,8 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 // Everything about a node that no backend is needed for. Every backend calls it before its own rule.
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
-    if (info == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
-    }
+    GCUDAI_FAIL_IF(
+        info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         if (y->src[i] == NULL) {
@@ -12886,9 +12861,8 @@ static gcuda_status gcudai_want_node_of(
 static gcuda_status gcudai_set_prec(
     struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, size_t at, enum gcuda_prec prec) {
     GCUDAI_TRY(gcudai_want_node_of(a, function, ops));
-    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: precision %d does not exist", function, (int) prec);
-    }
+    GCUDAI_FAIL_IF(prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: precision %d does not exist", function, (int) prec);
     a->op_params[at / sizeof(a->op_params[0])] = (int32_t) prec;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -17599,16 +17573,13 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
     static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE };
     if (node == NULL) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_want_node_of(node, "mul_mat_set_hint", ops));
-    if (hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
-    }
+    GCUDAI_FAIL_IF(hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD, GCUDA_STATUS_INVALID_ARGUMENT,
+        "mul_mat_set_hint: hint %d does not exist", (int) hint);
     const int64_t * ne = node->src[0]->ne;
     const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 1 && (ne[0] & (ne[0] - 1)) == 0;
-    if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix", (long long) ne[0],
-            (long long) ne[1], (long long) ne[2], (long long) ne[3]);
-    }
+    GCUDAI_FAIL_IF(hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard, GCUDA_STATUS_INVALID_ARGUMENT,
+        "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix", (long long) ne[0], (long long) ne[1],
+        (long long) ne[2], (long long) ne[3]);
     const struct gcudai_mul_mat_params p = { gcudai_mul_mat_params_of(node).prec, (int32_t) hint };
     gcudai_set_params(node, &p, sizeof(p));
     return GCUDA_STATUS_SUCCESS;
@@ -21040,10 +21011,8 @@ static void gcudai_graph_list_node(struct gcuda_cgraph * g, struct gcuda_tensor 
 static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
-    if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
-            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
-    }
+    GCUDAI_FAIL_IF(n >= g->size, GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+        is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
         return GCUDA_STATUS_SUCCESS;
@@ -21072,10 +21041,8 @@ static gcuda_status gcudai_graph_discover(
     struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
     *is_new = slot != GCUDAI_NONE && g->hash_keys[slot] == NULL;
-    if (slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes,
-            g->n_leafs, g->size);
-    }
+    GCUDAI_FAIL_IF(slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph is full: %d nodes and %d leafs, size %d", g->n_nodes, g->n_leafs, g->size);
     if (*is_new) {
         v->items[v->n].tensor = t;
         v->items[v->n].next_src = 0;
@@ -21137,9 +21104,8 @@ static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs,
 
 static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char * what) {
     if (g == NULL) { return gcudai_null_fail(what, "graph"); }
-    if (g->ctx == NULL || g->hash_keys == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a view of a graph cannot grow", what);
-    }
+    GCUDAI_FAIL_IF(g->ctx == NULL || g->hash_keys == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: a view of a graph cannot grow", what);
     if (g->ctx->error != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(g->ctx->error, g->ctx->message); }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -21158,14 +21124,11 @@ gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcud
 
 gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_add_node"));
-    if (tensor == NULL || graph->n_nodes >= graph->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: tensor is NULL, or %d nodes fill the graph",
-            graph->n_nodes);
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || graph->n_nodes >= graph->size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_add_node: tensor is NULL, or %d nodes fill the graph", graph->n_nodes);
     const size_t slot = gcudai_graph_slot(graph, tensor);
-    if (slot == GCUDAI_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
-    }
+    GCUDAI_FAIL_IF(
+        slot == GCUDAI_NONE, GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     graph->hash_keys[slot] = tensor;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(graph, tensor->src[k]); }
     gcudai_graph_list_node(graph, tensor);
@@ -21237,11 +21200,9 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         view != NULL && view->view_src != NULL && (view->op == GCUDA_OP_NONE || view->op == GCUDA_OP_VIEW);
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
-    if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
-            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
-    }
+    GCUDAI_FAIL_IF(graph == NULL || !is_view || offset < least, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+        view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
         for (int i = 0; i < graph->n_nodes; ++i) {
@@ -21262,11 +21223,11 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
 }
 
 gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {
-    if (src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
-            src ? src->n_leafs : 0, dst ? dst->size : 0);
-    }
+    GCUDAI_FAIL_IF(
+        src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
+        src ? src->n_leafs : 0, dst ? dst->size : 0);
     if (src == dst) { return GCUDA_STATUS_SUCCESS; }
     gcuda_graph_clear(dst);
     if (src->n_nodes > 0) { memcpy(dst->nodes, src->nodes, (size_t) src->n_nodes * sizeof(*dst->nodes)); }
@@ -21390,9 +21351,8 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
     const bool is_written = f != NULL && fwrite(text, 1, size, f) == size;
     const bool is_closed = f != NULL && fclose(f) == 0;
     gcudai_free(text);
-    if (!is_written || !is_closed) {
-        return gcudai_fail(GCUDA_STATUS_IO, "graph_dump_dot: cannot write '%s'", filename ? filename : "");
-    }
+    GCUDAI_FAIL_IF(
+        !is_written || !is_closed, GCUDA_STATUS_IO, "graph_dump_dot: cannot write '%s'", filename ? filename : "");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22011,11 +21971,9 @@ static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes,
         n_losses += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_LOSS) != 0;
         n_params += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
     }
-    if (n_losses == 0 || n_params == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses,
-            n_params);
-    }
+    GCUDAI_FAIL_IF(n_losses == 0 || n_params == 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses,
+        n_params);
     GCUDAI_TRY(gcudai_backward_mark(b, n_nodes));
     for (int i = 0; i < n_nodes; ++i) { GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL)); }
     for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS;
@@ -22046,16 +22004,14 @@ gcuda_status gcuda_build_backward_expand(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs) {
     struct gcudai_backward b;
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_backward_expand"));
-    if (ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without "
-            "grads%s%.600s",
-            ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
-    }
+    GCUDAI_FAIL_IF(ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without "
+        "grads%s%.600s",
+        ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
     for (size_t i = 0; i < graph->hash_size; ++i) {
-        if (graph->grads[i] != NULL) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: the graph has gradients already");
-        }
+        GCUDAI_FAIL_IF(graph->grads[i] != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+            "build_backward_expand: the graph has gradients already");
     }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     GCUDAI_ZERO(b);
@@ -22081,9 +22037,8 @@ struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph
 
 gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
     const float one = 1.0f;
-    if (graph == NULL || graph->grads == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_reset: graph is NULL or made without grads");
-    }
+    GCUDAI_FAIL_IF(graph == NULL || graph->grads == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_reset: graph is NULL or made without grads");
     for (int i = 0; i < graph->n_nodes; ++i) {
         struct gcuda_tensor * y = graph->nodes[i];
         struct gcuda_tensor * acc = gcuda_graph_get_grad_acc(graph, y);
@@ -22117,11 +22072,9 @@ static struct gcuda_tensor * gcudai_grads_norm(
 gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_clip_grads"));
-    if (ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)",
-            (double) max_norm);
-    }
+    GCUDAI_FAIL_IF(ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)",
+        (double) max_norm);
     const int n_nodes = graph->n_nodes;
     struct gcuda_tensor * n = gcudai_grads_norm(ctx, graph, n_nodes);
     if (n == NULL) {
@@ -22168,11 +22121,11 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
-    if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
-            gcudai_called(tensor), (unsigned long long) size,
-            (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
-    }
+    GCUDAI_FAIL_IF(
+        !gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment)),
+        GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free", gcudai_called(tensor),
+        (unsigned long long) size, (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0),
+        (unsigned long long) total);
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
         talloc->buffer, tensor, talloc->base ? (char *) talloc->base + talloc->offset : NULL));
     talloc->offset = end;
@@ -22217,10 +22170,8 @@ static gcuda_status gcudai_free_list_alloc(struct gcudai_free_list * d, size_t s
         if (d->blocks[i].size >= size && (best == d->n - 1 || d->blocks[i].size <= d->blocks[best].size)) { best = i; }
     }
     struct gcudai_free_block * b = &d->blocks[best];
-    if (b->size < size) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph allocator: %llu bytes do not fit into the address space",
-            (unsigned long long) size);
-    }
+    GCUDAI_FAIL_IF(b->size < size, GCUDA_STATUS_ALLOC_FAILED,
+        "graph allocator: %llu bytes do not fit into the address space", (unsigned long long) size);
     *offset = b->offset;
     b->offset += size;
     b->size -= size;
@@ -22736,10 +22687,8 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
 
 static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
     for (int i = 0; ids != NULL && i < n; ++i) {
-        if (ids[i] < 0 || ids[i] >= g->n_bufs) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr: buffer id %d of node or leaf %d, there are %d",
-                ids[i], i, g->n_bufs);
-        }
+        GCUDAI_FAIL_IF(ids[i] < 0 || ids[i] >= g->n_bufs, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr: buffer id %d of node or leaf %d, there are %d", ids[i], i, g->n_bufs);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22807,10 +22756,9 @@ gcuda_status gcuda_gallocr_reserve_n(
         }
         gcudai_gallocr_retire(galloc, i); // first, so that both need not fit
         galloc->buffers[i] = gcuda_backend_buft_alloc_buffer(galloc->bufts[i], need);
-        if (galloc->buffers[i] == NULL) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s",
-                (unsigned long long) need, gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
-        }
+        GCUDAI_FAIL_IF(galloc->buffers[i] == NULL, GCUDA_STATUS_ALLOC_FAILED,
+            "gallocr_reserve: a buffer of %llu bytes (%s): %.600s", (unsigned long long) need,
+            gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
         gcuda_backend_buffer_set_usage(galloc->buffers[i], GCUDA_BACKEND_BUFFER_USAGE_COMPUTE);
     }
     galloc->has_plan = true;
@@ -22902,11 +22850,9 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
         return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok && galloc->n_bufs > 1) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-            galloc->n_bufs);
-    }
+    GCUDAI_FAIL_IF(!is_ok && galloc->n_bufs > 1, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
+        galloc->n_bufs);
     if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
     return gcudai_gallocr_assign_graph(galloc, graph);
 }
@@ -22956,12 +22902,9 @@ static gcuda_status gcudai_place_context(
         if (!gcudai_needs_memory(t)) { continue; }
         GCUDAI_TRY(gcudai_check_tensor(t));
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
-        if (size > max || size > (size_t) PTRDIFF_MAX) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)",
-                gcudai_label(NULL, t), (unsigned long long) size, gcuda_backend_buft_name(buft),
-                (unsigned long long) max);
-        }
+        GCUDAI_FAIL_IF(size > max || size > (size_t) PTRDIFF_MAX, GCUDA_STATUS_ALLOC_FAILED,
+            "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)", gcudai_label(NULL, t),
+            (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
         if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
             GCUDAI_TRY(gcudai_place_range(ctx, list, buft, first, t, sum));
             first = t;
@@ -23297,18 +23240,15 @@ static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
     if (t == NULL || (size > 0 && data == NULL)) { return gcudai_null_fail(what, t == NULL ? "tensor" : "data"); }
-    if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu bytes at offset %llu are outside %s of %llu bytes",
-            what, (unsigned long long) size, (unsigned long long) offset, gcudai_label(NULL, t),
-            (unsigned long long) gcuda_nbytes(t));
-    }
-    if (size > 0 && t->data == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what, gcudai_label(NULL, t),
-            t->view_src == NULL         ? ": allocate its context or its graph first"
-            : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
-                                        : ": it is a view made before its owner was allocated, see "
-                                          "gcuda_backend_view_init");
-    }
+    GCUDAI_FAIL_IF(!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %llu bytes at offset %llu are outside %s of %llu bytes", what, (unsigned long long) size,
+        (unsigned long long) offset, gcudai_label(NULL, t), (unsigned long long) gcuda_nbytes(t));
+    GCUDAI_FAIL_IF(size > 0 && t->data == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what,
+        gcudai_label(NULL, t),
+        t->view_src == NULL         ? ": allocate its context or its graph first"
+        : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
+                                    : ": it is a view made before its owner was allocated, see "
+                                      "gcuda_backend_view_init");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23338,18 +23278,15 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
 static gcuda_status gcudai_check_rows(
     const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
     size_t last = 0, last_data = 0, end = 0;
-    if (r->n > 1 && (r->stride_tensor < r->size || r->stride_data < r->size)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: rows of %llu bytes overlap: %llu apart in the tensor, %llu in the data", what,
-            (unsigned long long) r->size, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
-    }
+    GCUDAI_FAIL_IF(r->n > 1 && (r->stride_tensor < r->size || r->stride_data < r->size), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: rows of %llu bytes overlap: %llu apart in the tensor, %llu in the data", what,
+        (unsigned long long) r->size, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
     if (r->n == 0 || r->size == 0) { return gcudai_check_range(t, data, r->offset, 0, what); }
-    if (!gcudai_mul_size(r->n - 1, r->stride_tensor, &last) || !gcudai_mul_size(r->n - 1, r->stride_data, &last_data) ||
-        !gcudai_add_size(last, r->size, &last) || !gcudai_add_size(last_data, r->size, &end)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu rows, %llu and %llu bytes apart, have no size",
-            what, (unsigned long long) r->n, (unsigned long long) r->stride_tensor,
-            (unsigned long long) r->stride_data);
-    }
+    GCUDAI_FAIL_IF(!gcudai_mul_size(r->n - 1, r->stride_tensor, &last) ||
+                       !gcudai_mul_size(r->n - 1, r->stride_data, &last_data) ||
+                       !gcudai_add_size(last, r->size, &last) || !gcudai_add_size(last_data, r->size, &end),
+        GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu rows, %llu and %llu bytes apart, have no size", what,
+        (unsigned long long) r->n, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
     return gcudai_check_range(t, data, r->offset, last, what);
 }
 
@@ -23390,10 +23327,8 @@ gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t v
         memset((char *) tensor->data + offset, value, size);
         return GCUDA_STATUS_SUCCESS;
     }
-    if (buffer->iface.memset_tensor == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
-    }
+    GCUDAI_FAIL_IF(buffer->iface.memset_tensor == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
     return buffer->iface.memset_tensor(buffer, tensor, value, offset, size);
 }
 
@@ -23408,10 +23343,8 @@ static gcuda_status gcudai_copy_staged(const struct gcuda_tensor * src, struct g
 
 static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
-    if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s and %s are NULL or differ in type, shape or strides",
-            what, gcudai_called(src), gcudai_called(dst));
-    }
+    GCUDAI_FAIL_IF(src == NULL || dst == NULL || !gcudai_same_layout(src, dst), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src), gcudai_called(dst));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23465,20 +23398,17 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 }
 
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
-    if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
-        tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
-            gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(
+        buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL || tensor->view_src != NULL,
+        GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+        gcudai_called(tensor));
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
                  size = gcuda_backend_buffer_get_size(buffer);
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
-    if (need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base))) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes", gcudai_label(NULL, tensor),
-            (unsigned long long) need, (unsigned long long) size);
-    }
+    GCUDAI_FAIL_IF(need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base)),
+        GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes",
+        gcudai_label(NULL, tensor), (unsigned long long) need, (unsigned long long) size);
     tensor->buffer = buffer;
     tensor->data = addr;
     const gcuda_status st = gcuda_backend_buffer_init_tensor(buffer, tensor);
@@ -23491,10 +23421,9 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
 
 gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
-    if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL),
+        GCUDA_STATUS_INVALID_ARGUMENT, "view_init: %s is NULL, no view or placed already, or its owner has no memory",
+        gcudai_called(tensor));
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
     tensor->buffer = owner->buffer;
@@ -23573,10 +23502,8 @@ gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_bac
     if (backend == NULL || plan == NULL) {
         return gcudai_null_fail("graph_plan_compute", backend == NULL ? "backend" : "plan");
     }
-    if (backend->iface.graph_plan_compute == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(backend->iface.graph_plan_compute == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
@@ -23585,10 +23512,8 @@ gcuda_status gcuda_backend_graph_plan_update(
     if (backend == NULL || plan == NULL) {
         return gcudai_null_fail("graph_plan_update", backend == NULL ? "backend" : "plan");
     }
-    if (backend->iface.graph_plan_update == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_update: %s has no plans that can be updated",
-            gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(backend->iface.graph_plan_update == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_update: %s has no plans that can be updated", gcuda_backend_name(backend));
     return backend->iface.graph_plan_update(backend, plan, graph);
 }
 
@@ -23621,10 +23546,8 @@ gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backe
     if (event == NULL || backend == NULL) {
         return gcudai_null_fail("event_record", event == NULL ? "event" : "backend");
     }
-    if (backend->iface.event_record == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(backend->iface.event_record == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events",
+        gcuda_backend_name(backend));
     return backend->iface.event_record(backend, event);
 }
 
@@ -23635,10 +23558,8 @@ gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
 
 gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
     if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
-    if (event->device->iface.event_query == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
-    }
+    GCUDAI_FAIL_IF(event->device->iface.event_query == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
     return event->device->iface.event_query(event->device, event, done);
 }
 
@@ -23646,9 +23567,8 @@ gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_eve
     if (event == NULL || backend == NULL) {
         return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend");
     }
-    if (backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(backend->iface.event_wait == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events",
+        gcuda_backend_name(backend));
     return backend->iface.event_wait(backend, event);
 }
 
@@ -23926,9 +23846,8 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
             c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
     }
     if (u == NULL) { return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error; }
-    if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: %s has no memory", gcudai_label(NULL, t));
-    }
+    GCUDAI_FAIL_IF(t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_copy: %s has no memory", gcudai_label(NULL, t));
     memcpy(u->ne, t->ne, sizeof(u->ne));
     memcpy(u->nb, t->nb, sizeof(u->nb));
     u->view_offs = t->view_offs;
@@ -24060,7 +23979,7 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
-    if (st != GCUDA_STATUS_SUCCESS) { return gcudai_fail(st, "compare_graph_backend: %.900s", gcudai_message); }
+    GCUDAI_FAIL_IF(st != GCUDA_STATUS_SUCCESS, st, "compare_graph_backend: %.900s", gcudai_message);
     st = n_test_nodes > 0 ? gcudai_compare_whole(
                                 backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
                           : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
@@ -24332,10 +24251,8 @@ static gcuda_status gcudai_pool_run_jobs(
     const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
     // a job still runs only if parallel_for returned too early
     while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); }
-    if (n_begun != jobs->n_jobs) {
-        return gcudai_fail(
-            GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
-    }
+    GCUDAI_FAIL_IF(n_begun != jobs->n_jobs, GCUDA_STATUS_FAILED,
+        "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
     return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
 }
 
@@ -24664,9 +24581,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
     run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
-    if (!gcudai_mutex_init(&run.lock)) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
-    }
+    GCUDAI_FAIL_IF(!gcudai_mutex_init(&run.lock), GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     const gcudai_fp_env before = gcudai_fp_enter();
     here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
@@ -24721,15 +24636,12 @@ gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan
     struct gcudai_cpu_setup s;
     size_t work = 0;
     if (graph == NULL || cplan == NULL) { return gcudai_null_fail("graph_compute", graph == NULL ? "graph" : "plan"); }
-    if (cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %d threads, want 1 to %d", cplan->n_threads,
-            GCUDA_MAX_N_THREADS);
-    }
+    GCUDAI_FAIL_IF(cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_compute: %d threads, want 1 to %d", cplan->n_threads, GCUDA_MAX_N_THREADS);
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
-    if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given",
-            (unsigned long long) (work + GCUDAI_ALIGN), (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
-    }
+    GCUDAI_FAIL_IF(work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN),
+        GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given",
+        (unsigned long long) (work + GCUDAI_ALIGN), (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
     GCUDAI_ZERO(s);
     s.n_threads = cplan->n_threads;
     s.pool = cplan->threadpool;
@@ -24970,10 +24882,8 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
     struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) plan;
     size_t work = 0; // checked again: the nodes are the caller's
     GCUDAI_TRY(gcudai_cpu_prepare(&p->graph, p->n_threads, &work));
-    if (work > p->work_size) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: the graph has changed since the plan was made");
-    }
+    GCUDAI_FAIL_IF(work > p->work_size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_compute: the graph has changed since the plan was made");
     return gcudai_cpu_compute((struct gcudai_cpu *) backend, &p->graph, p->n_threads, p->work, p->work_size);
 }
 
@@ -25408,11 +25318,9 @@ gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_param
     struct gcuda_cuda_device_params p;
     GCUDAI_ZERO(p);
     if (params != NULL) { p = *params; }
-    if (p.n_devices < 0 || p.n_devices > GCUDA_CUDA_MAX_DEVICES || p.offload_min_batch < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_set_devices: %d devices, want 0 to %d; offloading from %lld on", p.n_devices, GCUDA_CUDA_MAX_DEVICES,
-            (long long) p.offload_min_batch);
-    }
+    GCUDAI_FAIL_IF(p.n_devices < 0 || p.n_devices > GCUDA_CUDA_MAX_DEVICES || p.offload_min_batch < 0,
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_devices: %d devices, want 0 to %d; offloading from %lld on",
+        p.n_devices, GCUDA_CUDA_MAX_DEVICES, (long long) p.offload_min_batch);
     gcudai_mutex_lock(&gcudai_g.lock);
     const bool is_late = gcudai_cuda_found.is_ready && p.n_devices != gcudai_cuda_device_params.n_devices;
     if (!is_late) { gcudai_cuda_device_params = p; }
@@ -25745,7 +25653,7 @@ static gcuda_status gcudai_cuda_enter_here(struct gcudai_cuda_scope * scope, con
     const struct gcudai_cuda_devices * found = gcudai_cuda_devices_get();
     int ordinal = 0, index = 0;
     GCUDAI_ZERO(*scope);
-    if (found->n == 0) { return gcudai_fail(GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what); }
+    GCUDAI_FAIL_IF(found->n == 0, GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what);
     if (cudaGetDevice(&ordinal) != cudaSuccess) { (void) cudaGetLastError(); }
     while (index + 1 < found->n && found->items[index].ordinal != ordinal) { ++index; }
     return gcudai_cuda_enter(scope, index);
@@ -25831,17 +25739,14 @@ static gcuda_status gcudai_cuda_device_choose(
     unsigned flags = 0;
     int device = -1, is_active = 0;
     GCUDAI_ZERO(scope);
-    if (!gcudai_cuda_has_contexts() || gcudai_cuda_driver.cuDevicePrimaryCtxGetState == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cuda_init: this driver cannot make a context current");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_has_contexts() || gcudai_cuda_driver.cuDevicePrimaryCtxGetState == NULL,
+        GCUDA_STATUS_UNSUPPORTED, "cuda_init: this driver cannot make a context current");
     GCUDAI_CU_TRY(cuCtxGetCurrent(&scope.before), of->index, "asking for the current context");
     GCUDAI_TRY(gcudai_cuda_push(&scope, context, of->index));
     const int err = gcudai_cuda_driver.cuCtxGetDevice(&device);
     gcudai_cuda_leave(&scope);
-    if (err != 0 || device != of->ordinal) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: the context is of CUDA's device %d, not of %s",
-            device, of->name);
-    }
+    GCUDAI_FAIL_IF(err != 0 || device != of->ordinal, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_init: the context is of CUDA's device %d, not of %s", device, of->name);
     GCUDAI_CU_TRY(cuDevicePrimaryCtxGetState(of->ordinal, &flags, &is_active), of->index, "asking for its context");
     if (is_active) { GCUDAI_TRY(gcudai_cuda_primary(of, &primary)); }
     return context == primary ? GCUDA_STATUS_SUCCESS : gcudai_cuda_device_in(of, context, d);
@@ -26103,9 +26008,8 @@ gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params
     struct gcuda_cuda_memory_params none;
     GCUDAI_ZERO(none);
     params = params ? params : &none;
-    if (!gcudai_cuda_is_allocator(&params->device) || !gcudai_cuda_is_allocator(&params->pinned)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_memory: an allocator needs both alloc and free");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&params->device) || !gcudai_cuda_is_allocator(&params->pinned),
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_memory: an allocator needs both alloc and free");
     gcudai_mutex_lock(&gcudai_g.lock);
     gcudai_cuda_memory.params = *params;
     gcudai_mutex_unlock(&gcudai_g.lock);
@@ -26207,10 +26111,8 @@ static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * 
 
 // Memory mapped for reading only takes the flag of the same name, which not every device supports.
 gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    if (ptr == NULL || size == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_register_host_buffer: %llu bytes at %p",
-            (unsigned long long) size, ptr);
-    }
+    GCUDAI_FAIL_IF(ptr == NULL || size == 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_register_host_buffer: %llu bytes at %p", (unsigned long long) size, ptr);
     struct gcudai_cuda_registered * r = (struct gcudai_cuda_registered *) gcudai_calloc(1, sizeof(*r));
     if (r == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     struct gcudai_cuda_scope scope;
@@ -26248,10 +26150,8 @@ static cudaError_t gcudai_cuda_unlock_pages(void * ptr) {
 
 gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
     struct gcudai_cuda_registered * r = ptr ? gcudai_cuda_registered_take(ptr) : NULL;
-    if (r == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
-    }
+    GCUDAI_FAIL_IF(r == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
     gcudai_free(r);
     const cudaError_t err = gcudai_cuda_unlock_pages(ptr);
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
@@ -26579,10 +26479,9 @@ static gcuda_status gcudai_cuda_pool_acquire(
     if (unknown != cudaSuccess) {
         return gcudai_cuda_fail(unknown, "asking how much scratch is wanted", pool->device, "%s", purpose);
     }
-    if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s on CUDA%d: %llu bytes wanted, %llu free", purpose,
-            pool->device, (unsigned long long) size, gcudai_cuda_free_bytes());
-    }
+    GCUDAI_FAIL_IF(size > SIZE_MAX - (SIZE_MAX >> 3), GCUDA_STATUS_ALLOC_FAILED,
+        "%s on CUDA%d: %llu bytes wanted, %llu free", purpose, pool->device, (unsigned long long) size,
+        gcudai_cuda_free_bytes());
     const size_t want = gcudai_pad(GCUDAI_MAX(size, 1), GCUDAI_CUDA_ALIGN);
     GCUDAI_TRY(gcudai_cuda_pool_reuse(pool, want, ptr));
     if (*ptr != NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -26632,12 +26531,11 @@ static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const 
     GCUDAI_ZERO(*pool);
     pool->device = d->index;
     pool->ledger = ledger;
-    if (kind == GCUDA_CUDA_POOL_VMM && !can_map) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "%s: scratch in virtual memory is wanted, but %s", d->name,
-            d->vmm_granularity == 0     ? "device or driver cannot do that"
-            : from.device.alloc != NULL ? "device memory comes from the caller's allocator"
-                                        : "device memory is managed (GCUDA_CUDA_ENABLE_UNIFIED_MEMORY)");
-    }
+    GCUDAI_FAIL_IF(kind == GCUDA_CUDA_POOL_VMM && !can_map, GCUDA_STATUS_UNSUPPORTED,
+        "%s: scratch in virtual memory is wanted, but %s", d->name,
+        d->vmm_granularity == 0     ? "device or driver cannot do that"
+        : from.device.alloc != NULL ? "device memory comes from the caller's allocator"
+                                    : "device memory is managed (GCUDA_CUDA_ENABLE_UNIFIED_MEMORY)");
     if (can_map && kind != GCUDA_CUDA_POOL_BEST_FIT) {
         pool->granularity = d->vmm_granularity;
         pool->reserve = gcudai_pad(reserve > 0 ? reserve : d->total_bytes, d->vmm_granularity);
@@ -27204,7 +27102,7 @@ gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
 
 gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
     int can = 0;
-    if (info == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL"); }
+    GCUDAI_FAIL_IF(info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL");
     GCUDAI_ZERO(*info);
     GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_get_peer"));
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -27416,11 +27314,10 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     }
     // A capture forbids the driver's staging. The ring of slots needs events of work before the capture,
     // which cannot be waited for.
-    if (path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
-            path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
-                                                 : "which has to go through host memory");
-    }
+    GCUDAI_FAIL_IF(path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured, GCUDA_STATUS_FAILED,
+        "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
+        path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
+                                             : "which has to go through host memory");
     if (*stage == NULL) { GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage)); }
     from->n_staged++;
     to->n_staged++;
@@ -27648,11 +27545,9 @@ static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, cons
 // Kernels may read quantized rows past the end of the last one: those bytes are zero.
 static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     if (tensor->view_src != NULL) {
-        if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor),
-                gcudai_called(tensor->view_src));
-        }
+        GCUDAI_FAIL_IF(tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft,
+            GCUDA_STATUS_INVALID_ARGUMENT, "view %s and its owner %s are in buffers of different types",
+            gcudai_called(tensor), gcudai_called(tensor->view_src));
         return GCUDA_STATUS_SUCCESS;
     }
     const size_t size = gcuda_nbytes(tensor), padded = gcudai_cuda_buft_alloc_size(buffer->buft, tensor);
@@ -28103,9 +27998,8 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     const bool is_tf32 = p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
     struct gcudai_cublas_matrix a, b;
     GCUDAI_ZERO(*c);
-    if (!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b)) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "strides that cuBLAS does not take");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b), GCUDA_STATUS_UNSUPPORTED,
+        "strides that cuBLAS does not take");
     c->op_a = a.is_dense_k ? GCUDAI_CUBLAS_OP_T : GCUDAI_CUBLAS_OP_N;
     c->op_b = b.is_dense_k ? GCUDAI_CUBLAS_OP_N : GCUDAI_CUBLAS_OP_T;
     c->m = (int) p->a.ne[1];
@@ -28966,16 +28860,14 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
     double sum = 0.0, before = 0.0;
     for (int i = 0; i < n; ++i) {
         const float share = shares[i];
-        if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
-                (double) share, t->n);
-        }
+        GCUDAI_FAIL_IF(!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f),
+            GCUDA_STATUS_INVALID_ARGUMENT,
+            "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
+            (double) share, t->n);
         sum += (double) share;
     }
-    if (n < t->n && shares != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_split_buffer_type: %d shares for %d devices", n, t->n);
-    }
+    GCUDAI_FAIL_IF(n < t->n && shares != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_split_buffer_type: %d shares for %d devices", n, t->n);
     const bool by_memory = sum == 0.0;
     for (int i = 0; i < t->n && by_memory; ++i) { sum += (double) gcudai_cuda_found.items[i].total_bytes; }
     for (int i = 0; i < t->n; ++i) {
@@ -29045,11 +28937,10 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device
 
 gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
-    if (!gcuda_backend_buft_is_cuda_split(buft) || tensor == NULL || low == NULL || high == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
-            gcuda_backend_buft_name(buft));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_buft_is_cuda_split(buft) || tensor == NULL || low == NULL || high == NULL,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
+        gcuda_backend_buft_name(buft));
     if (gcudai_cuda_device_get(device, "cuda_get_split_rows") == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const struct gcudai_cuda_rows r =
         gcudai_cuda_split_rows((const struct gcudai_cuda_split_type *) buft, tensor, device);
@@ -29164,10 +29055,8 @@ static struct gcudai_cuda_split_tensor * gcudai_cuda_split_find(
 static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
-    if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
-    }
+    GCUDAI_FAIL_IF(tensor->view_src != NULL || !gcuda_is_contiguous(tensor), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
         return GCUDA_STATUS_SUCCESS;
@@ -29212,15 +29101,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     const size_t row = gcuda_row_size(tensor->type, tensor->ne[0]);
     cudaError_t err = cudaSuccess;
     int failed = 0;
-    if (offset != 0 || size != gcuda_nbytes(tensor)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor),
-            t->name, (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
-    }
-    if (s == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
-    }
+    GCUDAI_FAIL_IF(offset != 0 || size != gcuda_nbytes(tensor), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor),
+        t->name, (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
+    GCUDAI_FAIL_IF(
+        s == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
         const int device = i % t->n;
@@ -29361,11 +29246,8 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
         params.context = NULL;
         params.cublas = NULL;
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
-        if (gcudai_cuda_is_captured(cu)) {
-            return gcudai_fail(GCUDA_STATUS_FAILED,
-                "a first product with row-split weights during a capture: what CUDA%d needs has to be made before",
-                device);
-        }
+        GCUDAI_FAIL_IF(gcudai_cuda_is_captured(cu), GCUDA_STATUS_FAILED,
+            "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->subs[device]));
         if (cu->params.peer == GCUDA_CUDA_PEER_AUTO && !gcudai_cuda_may_peer(cu)) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN,
@@ -30757,10 +30639,8 @@ static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
-    if (c->callback(c->data)) {
-        return gcudai_fail(
-            GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
-    }
+    GCUDAI_FAIL_IF(c->callback(c->data), GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
@@ -33680,9 +33560,8 @@ static gcuda_status gcudai_cuda_masks_acquire(
         void * const before = m->classes;
         GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
         plan->n_taken = i + 1;
-        if (recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before) {
-            return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved");
-        }
+        GCUDAI_FAIL_IF(
+            recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before, GCUDA_STATUS_FAILED, "scratch has moved");
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -34501,20 +34380,16 @@ static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
 }
 
 gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
-    if (!gcuda_backend_is_cuda(backend) || stats == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_get_plan_stats: '%s' is no CUDA backend, or result is NULL", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_is_cuda(backend) || stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_get_plan_stats: '%s' is no CUDA backend, or result is NULL", gcuda_backend_name(backend));
     *stats = ((struct gcudai_cuda *) backend)->plans.stats;
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
-    if (!gcuda_backend_is_cuda(backend)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_is_cuda(backend), GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_cache_clear(cu);
@@ -34683,10 +34558,8 @@ static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_back
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (event->device != &cu->device->device) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
-            gcuda_backend_dev_name(event->device), cu->device->name);
-    }
+    GCUDAI_FAIL_IF(event->device != &cu->device->device, GCUDA_STATUS_INVALID_ARGUMENT,
+        "event_record: an event of %s on backend %s", gcuda_backend_dev_name(event->device), cu->device->name);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
     gcudai_cuda_leave(&scope);
@@ -34697,10 +34570,9 @@ static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backen
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
-            cu->device->name, gcuda_backend_dev_name(event->device));
-    }
+    GCUDAI_FAIL_IF(event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new,
+        GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device", cu->device->name,
+        gcuda_backend_dev_name(event->device));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
     gcudai_cuda_leave(&scope);
@@ -34746,9 +34618,8 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
 
 // Where its memory comes from, before any is taken.
 static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
-    if (!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned),
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
     cu->ledger.above = &gcudai_cuda_memory.devices[cu->device->index];
     cu->ledger.from = p->memory;
     cu->ledger.stats.budget = cu->ledger.whole ? 0 : p->memory_budget;
@@ -34825,7 +34696,7 @@ static gcuda_status gcudai_cuda_open(
     struct gcudai_cuda_scope scope;
     struct gcudai_cuda_device * d = NULL;
     *backend = NULL;
-    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
+    GCUDAI_FAIL_IF(params == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL");
     GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
     gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
@@ -35748,7 +35619,7 @@ static gcuda_status gcudai_uploader_ask(
 
 gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
     gcuda_cuda_ticket meant = 0;
-    if (done == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_query: result is NULL"); }
+    GCUDAI_FAIL_IF(done == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_query: result is NULL");
     *done = false;
     GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_query", &meant));
     *done = gcudai_ticket_is_done(uploader, meant);
@@ -35856,7 +35727,7 @@ static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
     const int device = up->device->index;
     up->has_lock = gcudai_mutex_init(&up->lock);
     up->has_changed = up->has_lock && gcudai_cond_init(&up->changed);
-    if (!up->has_changed) { return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "cuda_uploader_new: no lock to be had"); }
+    GCUDAI_FAIL_IF(!up->has_changed, GCUDA_STATUS_ALLOC_FAILED, "cuda_uploader_new: no lock to be had");
     GCUDAI_CUDA_TRY(
         cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device, "making an uploader's stream");
     for (int i = 0; i < up->n_slots; ++i) {
@@ -36092,10 +35963,8 @@ static gcuda_status gcudai_cuda_profile_of(gcuda_backend_t backend, const char *
 
 static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
     struct gcudai_cuda_profile * p = cu->profile;
-    if (gcudai_cuda_is_captured(cu)) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "cuda_profile_begin: the stream of %s is being captured", cu->device->name);
-    }
+    GCUDAI_FAIL_IF(gcudai_cuda_is_captured(cu), GCUDA_STATUS_UNSUPPORTED,
+        "cuda_profile_begin: the stream of %s is being captured", cu->device->name);
     for (int i = 0; i < 2; ++i) {
         if (p->starts[i] == NULL) {
             GCUDAI_TRY(gcudai_cuda_result(
@@ -36144,9 +36013,8 @@ gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
 gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
     struct gcudai_cuda * cu = NULL;
-    if (records == NULL || n_records == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_profile_get: a result is NULL");
-    }
+    GCUDAI_FAIL_IF(
+        records == NULL || n_records == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_profile_get: a result is NULL");
     *records = NULL;
     *n_records = 0;
     GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_get", &cu));
@@ -36229,10 +36097,8 @@ gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char 
     struct gcudai_cuda * cu = NULL;
     GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_write_trace", &cu));
     FILE * f = path ? fopen(path, "wb") : NULL;
-    if (f == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_IO, "cuda_profile_write_trace: cannot open '%s' for writing", path ? path : "(NULL)");
-    }
+    GCUDAI_FAIL_IF(
+        f == NULL, GCUDA_STATUS_IO, "cuda_profile_write_trace: cannot open '%s' for writing", path ? path : "(NULL)");
     const struct gcudai_cuda_profile * p = cu->profile;
     fprintf(f, "{\"traceEvents\":[\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":",
         cu->device->index);
@@ -36266,9 +36132,8 @@ static bool gcudai_cuda_is_fd(enum gcuda_cuda_handle type) { return type == GCUD
 
 static gcuda_status gcudai_cuda_want_handle(
     enum gcuda_cuda_handle type, int fd, const void * handle, const void * name, const char * what) {
-    if (gcudai_cuda_is_fd(type) ? fd < 0 : handle == NULL && name == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: no handle is given", what);
-    }
+    GCUDAI_FAIL_IF(gcudai_cuda_is_fd(type) ? fd < 0 : handle == NULL && name == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: no handle is given", what);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36300,22 +36165,20 @@ static const struct gcudai_cuda_handle * gcudai_cuda_handle_of(enum gcuda_cuda_h
 
 static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
     const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(type);
-    if (handle == NULL || handle->memory < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
-    }
+    GCUDAI_FAIL_IF(handle == NULL || handle->memory < 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_memory: handles of type %d", (int) type);
     *to = (enum cudaExternalMemoryHandleType) handle->memory;
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cuda_check_memory(const struct gcuda_cuda_external_memory * m, size_t * size) {
-    if (m == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: description is NULL"); }
+    GCUDAI_FAIL_IF(m == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: description is NULL");
     GCUDAI_TRY(gcudai_cuda_want_handle(m->type, m->fd, m->handle, m->name, "import_memory"));
     *size = m->buffer_size > 0 ? m->buffer_size : m->size - GCUDAI_MIN(m->offset, m->size);
-    if (*size == 0 || m->offset > m->size || *size > m->size - m->offset || m->offset % 128 != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "import_memory: %llu bytes at %llu of %llu; the offset must be a multiple of 128",
-            (unsigned long long) *size, (unsigned long long) m->offset, (unsigned long long) m->size);
-    }
+    GCUDAI_FAIL_IF(*size == 0 || m->offset > m->size || *size > m->size - m->offset || m->offset % 128 != 0,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_memory: %llu bytes at %llu of %llu; the offset must be a multiple of 128", (unsigned long long) *size,
+        (unsigned long long) m->offset, (unsigned long long) m->size);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36355,9 +36218,8 @@ static gcuda_status gcudai_cuda_map_external(const struct gcudai_cuda_device * d
         (unsigned long long) m->size);
     GCUDAI_CUDA_TRY(cudaExternalMemoryGetMappedBuffer(&b->ptr, b->external, &range), d->index,
         "mapping %llu bytes at %llu of imported memory", (unsigned long long) size, (unsigned long long) m->offset);
-    if ((uintptr_t) b->ptr % 128 != 0) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "import_memory: CUDA maps it to %p, not aligned to 128", b->ptr);
-    }
+    GCUDAI_FAIL_IF((uintptr_t) b->ptr % 128 != 0, GCUDA_STATUS_UNSUPPORTED,
+        "import_memory: CUDA maps it to %p, not aligned to 128", b->ptr);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36397,9 +36259,8 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 static gcuda_status gcudai_cuda_semaphore_type(
     const struct gcuda_cuda_external_semaphore * s, enum cudaExternalSemaphoreHandleType * to) {
     const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(s->type);
-    if (handle == NULL || handle->semaphore < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
-    }
+    GCUDAI_FAIL_IF(handle == NULL || handle->semaphore < 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_semaphore: handles of type %d", (int) s->type);
     *to = (enum cudaExternalSemaphoreHandleType)(s->is_timeline ? handle->timeline : handle->semaphore);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -36462,10 +36323,8 @@ static gcuda_status gcudai_cuda_semaphore_use(
     struct cudaExternalSemaphoreSignalParams signal;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (s == NULL || s->device != cu->device) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
-            s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
-    }
+    GCUDAI_FAIL_IF(s == NULL || s->device != cu->device, GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
+        s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
     GCUDAI_ZERO(wait);
     GCUDAI_ZERO(signal);
     wait.params.fence.value = signal.params.fence.value = s->is_timeline ? value : 0;
@@ -36763,10 +36622,8 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     if (t->graph == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (int i = 0; i < GCUDAI_SELFTEST_CASES; ++i) {
         struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
-        if (y == NULL) {
-            return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s", gcudai_selftest_cases[i].name,
-                gcudai_message);
-        }
+        GCUDAI_FAIL_IF(y == NULL, GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
+            gcudai_selftest_cases[i].name, gcudai_message);
         const bool has_way = wants == NULL || gcudai_selftest_has_way((const struct gcudai_cuda *) backend, i);
         if (has_way && (only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
             t->y[i] = y;
@@ -37019,11 +36876,9 @@ static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
 }
 
 gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
-    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
-            GCUDA_BACKEND_API_VERSION);
-    }
+    GCUDAI_FAIL_IF(reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION, GCUDA_STATUS_INVALID_ARGUMENT,
+        "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
+        GCUDA_BACKEND_API_VERSION);
     GCUDAI_TRY(gcudai_reg_check(reg));
     const size_t n_wanted = gcuda_backend_reg_count() + 8;
     gcuda_backend_reg_t * more =
@@ -37337,26 +37192,21 @@ static gcuda_status gcudai_sched_check(const struct gcuda_backend_sched_params *
     if (p == NULL || p->backends == NULL) {
         return gcudai_null_fail("sched_new", p == NULL ? "params" : "list of backends");
     }
-    if (p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024", p->n_backends, p->n_copies, INT16_MAX);
-    }
+    GCUDAI_FAIL_IF(p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024,
+        GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024", p->n_backends,
+        p->n_copies, INT16_MAX);
     for (int i = 0; i < p->n_backends; ++i) {
-        if (p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d or its buffer type is NULL", i);
-        }
+        GCUDAI_FAIL_IF(p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL),
+            GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d or its buffer type is NULL", i);
         for (int k = 0; k < i; ++k) {
-            if (p->backends[k] == p->backends[i]) {
-                return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backends %d and %d are the same", k, i);
-            }
+            GCUDAI_FAIL_IF(p->backends[k] == p->backends[i], GCUDA_STATUS_INVALID_ARGUMENT,
+                "sched_new: backends %d and %d are the same", k, i);
         }
         gcuda_backend_buffer_type_t buft =
             p->bufts ? p->bufts[i] : gcuda_backend_get_default_buffer_type(p->backends[i]);
-        if (!gcuda_backend_supports_buft(p->backends[i], buft)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched_new: backend %d (%s) cannot read buffers of type %s", i, gcuda_backend_name(p->backends[i]),
-                gcuda_backend_buft_name(buft));
-        }
+        GCUDAI_FAIL_IF(!gcuda_backend_supports_buft(p->backends[i], buft), GCUDA_STATUS_INVALID_ARGUMENT,
+            "sched_new: backend %d (%s) cannot read buffers of type %s", i, gcuda_backend_name(p->backends[i]),
+            gcuda_backend_buft_name(buft));
     }
     gcuda_backend_t last = p->backends[p->n_backends - 1];
     return gcuda_backend_dev_type(gcuda_backend_get_device(last)) == GCUDA_BACKEND_DEVICE_TYPE_CPU
@@ -37729,12 +37579,9 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         const int32_t b = at != GCUDAI_NONE ? s->said_backends[at] : GCUDAI_SCHED_UNKNOWN;
         const int32_t rep = gcudai_sched_rep(s, i);
         if (b < 0) { continue; }
-        if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: %s is to be on %s, and a tensor that shares its memory on %s",
-                gcudai_called(s->items[i].original), gcuda_backend_name(s->backends[b].backend),
-                gcuda_backend_name(s->backends[s->items[rep].backend].backend));
-        }
+        GCUDAI_FAIL_IF(s->items[rep].backend >= 0 && s->items[rep].backend != b, GCUDA_STATUS_INVALID_ARGUMENT,
+            "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
+            gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
         gcudai_sched_set(s, i, b, GCUDAI_SCHED_CALLER);
     }
@@ -38277,11 +38124,9 @@ static gcuda_status gcudai_sched_report_growth(gcuda_backend_sched_t s) {
     for (int b = 0; b < s->n_backends; ++b) {
         const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
         const size_t size = gcuda_gallocr_get_buffer_size(s->galloc, b);
-        if (need > size && s->debug_realloc > 1) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "sched: the buffer of %s has %llu bytes and the graph wants %llu: none as large was reserved",
-                gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
-        }
+        GCUDAI_FAIL_IF(need > size && s->debug_realloc > 1, GCUDA_STATUS_ALLOC_FAILED,
+            "sched: the buffer of %s has %llu bytes and the graph wants %llu: none as large was reserved",
+            gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
         if (need > size) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN, "sched: the buffer of %s grows from %llu to %llu bytes",
                 gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
@@ -38412,7 +38257,7 @@ gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_c
 gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph, size_t * sizes) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve_size"));
-    if (sizes == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL"); }
+    GCUDAI_FAIL_IF(sizes == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL");
     gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve_size"));
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
@@ -38672,9 +38517,8 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
-        if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
-        }
+        GCUDAI_FAIL_IF(is_wanted && !s->callback(node, false, s->callback_data), GCUDA_STATUS_ABORTED,
+            "sched: ended by the callback at %s", gcudai_called(node));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -39030,11 +38874,9 @@ gcuda_status gcuda_backend_sched_set_tensor_backend(
     size_t at = 0;
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_set_tensor_backend"));
     const int b = backend ? gcudai_sched_index(s, backend) : GCUDAI_SCHED_UNKNOWN;
-    if (tensor == NULL || (backend != NULL && b < 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends",
-            gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || (backend != NULL && b < 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends",
+        gcuda_backend_name(backend));
     GCUDAI_TRY(gcudai_array_reserve(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
     GCUDAI_TRY(gcudai_map_add(&s->said, tensor, &at));
     s->said_backends[at] = b;
@@ -39354,10 +39196,8 @@ static gcuda_status gcudai_gguf_read_at(const struct gcudai_gguf_part * p, void 
         char * const to = (char *) out + done;
         const size_t got = p->file != NULL ? gcudai_gguf_read_file(p, to, offset + done, want)
                                            : p->read(p->userdata, to, offset + done, want);
-        if (got == 0 || got > want) {
-            return gcudai_fail(GCUDA_STATUS_IO, "%.400s, byte %llu: reading %llu bytes gave %llu", p->label,
-                (unsigned long long) (offset + done), (unsigned long long) want, (unsigned long long) got);
-        }
+        GCUDAI_FAIL_IF(got == 0 || got > want, GCUDA_STATUS_IO, "%.400s, byte %llu: reading %llu bytes gave %llu",
+            p->label, (unsigned long long) (offset + done), (unsigned long long) want, (unsigned long long) got);
         done += got;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -39503,10 +39343,8 @@ static gcuda_status gcudai_gguf_take_strings(struct gcudai_gguf_reader * r, stru
 static gcuda_status gcudai_gguf_check_bools(const struct gcudai_gguf_kv * kv, const char * label) {
     const uint8_t * v = (const uint8_t *) gcudai_gguf_kv_data(kv);
     for (uint64_t i = 0; kv->element == GCUDA_GGUF_TYPE_BOOL && i < kv->n; ++i) {
-        if (v[i] > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s': bool %llu is %u, want 0 or 1", label,
-                kv->key, (unsigned long long) i, v[i]);
-        }
+        GCUDAI_FAIL_IF(v[i] > 1, GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s': bool %llu is %u, want 0 or 1", label,
+            kv->key, (unsigned long long) i, v[i]);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -39652,15 +39490,13 @@ static gcuda_status gcudai_gguf_set_alignment(struct gcuda_gguf_context * g, con
     g->alignment = GCUDA_GGUF_DEFAULT_ALIGNMENT;
     if (id < 0) { return GCUDA_STATUS_SUCCESS; }
     uint32_t v = 0;
-    if (g->kv[id].type != GCUDA_GGUF_TYPE_UINT32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is of type %s, want u32", label,
-            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, gcuda_gguf_type_name(g->kv[id].type));
-    }
+    GCUDAI_FAIL_IF(g->kv[id].type != GCUDA_GGUF_TYPE_UINT32, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: %s is of type %s, want u32", label, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
+        gcuda_gguf_type_name(g->kv[id].type));
     memcpy(&v, &g->kv[id].scalar, sizeof(v));
-    if (!gcudai_gguf_is_alignment(v)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is %u, want a power of two up to %d", label,
-            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, v, GCUDA_GGUF_MAX_ALIGNMENT);
-    }
+    GCUDAI_FAIL_IF(!gcudai_gguf_is_alignment(v), GCUDA_STATUS_INVALID_DATA,
+        "%.400s: %s is %u, want a power of two up to %d", label, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, v,
+        GCUDA_GGUF_MAX_ALIGNMENT);
     g->alignment = v;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -39776,9 +39612,8 @@ static gcuda_status gcudai_gguf_file_size(struct gcudai_gguf_part * p) {
     errno = 0;
     const int64_t start = gcudai_file_tell(p->file),
                   end = start >= 0 && gcudai_file_seek_end(p->file) ? gcudai_file_tell(p->file) : -1;
-    if (end < start || end < 0 || !gcudai_file_seek(p->file, (uint64_t) start)) {
-        return gcudai_fail(GCUDA_STATUS_IO, "%.400s: the file has no positions: %s", p->label, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(end < start || end < 0 || !gcudai_file_seek(p->file, (uint64_t) start), GCUDA_STATUS_IO,
+        "%.400s: the file has no positions: %s", p->label, gcudai_file_error());
     p->file_start = (uint64_t) start;
     p->size = (uint64_t) (end - start);
     return GCUDA_STATUS_SUCCESS;
@@ -39794,16 +39629,15 @@ static gcuda_status gcudai_gguf_use_file(struct gcuda_gguf_context * g, FILE * f
 static gcuda_status gcudai_gguf_use_path(struct gcuda_gguf_context * g, const char * path, bool copy) {
     struct gcudai_gguf_part * p = &g->parts[0];
     errno = 0;
-    if (!copy && !gcudai_file_map(path, &p->map)) {
-        return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened and mapped: %s", path, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(!copy && !gcudai_file_map(path, &p->map), GCUDA_STATUS_IO, "%.600s cannot be opened and mapped: %s",
+        path, gcudai_file_error());
     if (!copy) {
         p->bytes = p->map.base;
         p->size = p->map.size;
         return GCUDA_STATUS_SUCCESS;
     }
     FILE * file = gcudai_file_open(path, "rb");
-    if (file == NULL) { return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened: %s", path, gcudai_file_error()); }
+    GCUDAI_FAIL_IF(file == NULL, GCUDA_STATUS_IO, "%.600s cannot be opened: %s", path, gcudai_file_error());
     return gcudai_gguf_use_file(g, file, true);
 }
 
@@ -39814,11 +39648,9 @@ static gcuda_status gcudai_gguf_join(
     int64_t its_no = -1, its_count = -1;
     GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &its_no));
     GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_COUNT, true, 0, UINT16_MAX, &its_count));
-    if (its_no != no || its_count != count) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d", p->label,
-            (long long) its_no, (long long) its_count, no, count);
-    }
+    GCUDAI_FAIL_IF(its_no != no || its_count != count, GCUDA_STATUS_INVALID_DATA,
+        "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d", p->label, (long long) its_no,
+        (long long) its_count, no, count);
     GCUDAI_TRY(
         gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
     GCUDAI_TRY(gcudai_array_reserve(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
@@ -39852,10 +39684,8 @@ static gcuda_status gcudai_gguf_open_part(
 static gcuda_status gcudai_gguf_open_named_parts(
     struct gcuda_gguf_context * g, const char * path, char * name, int count, bool copy) {
     const size_t cap = strlen(path) + 1;
-    if (gcuda_gguf_split_prefix(name, cap, path, 0, count) == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.600s is the first of %d parts, whose name has to end in -00001-of-%05d.gguf", path, count, count);
-    }
+    GCUDAI_FAIL_IF(gcuda_gguf_split_prefix(name, cap, path, 0, count) == 0, GCUDA_STATUS_INVALID_DATA,
+        "%.600s is the first of %d parts, whose name has to end in -00001-of-%05d.gguf", path, count, count);
     const size_t n_prefix = strlen(name);
     for (int no = 1; no < count; ++no) {
         name[n_prefix] = '\0';
@@ -39871,10 +39701,8 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_COUNT, false, 0, UINT16_MAX, &count));
     if (count <= 1) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &no));
-    if (no != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s is part %lld of %lld, counted from 0: open the first one",
-            path, (long long) no, (long long) count);
-    }
+    GCUDAI_FAIL_IF(no != 0, GCUDA_STATUS_INVALID_DATA,
+        "%.600s is part %lld of %lld, counted from 0: open the first one", path, (long long) no, (long long) count);
     char * name = (char *) gcudai_alloc(strlen(path) + 1);
     if (name == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     const gcuda_status st = gcudai_gguf_open_named_parts(g, path, name, (int) count, copy);
@@ -39882,10 +39710,9 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
     GCUDAI_TRY(st);
     GCUDAI_TRY(gcudai_gguf_sort_tensors(g, path));
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_TENSORS, false, 0, INT32_MAX, &n_tensors));
-    if (n_tensors >= 0 && (uint64_t) n_tensors != g->n_tensors) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s: %s is %lld, and its %lld parts have %llu tensors", path,
-            GCUDA_GGUF_KEY_SPLIT_TENSORS, (long long) n_tensors, (long long) count, (unsigned long long) g->n_tensors);
-    }
+    GCUDAI_FAIL_IF(n_tensors >= 0 && (uint64_t) n_tensors != g->n_tensors, GCUDA_STATUS_INVALID_DATA,
+        "%.600s: %s is %lld, and its %lld parts have %llu tensors", path, GCUDA_GGUF_KEY_SPLIT_TENSORS,
+        (long long) n_tensors, (long long) count, (unsigned long long) g->n_tensors);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -39893,11 +39720,9 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
 
 static gcuda_status gcudai_gguf_read_data(struct gcudai_gguf_part * p) {
     if (p->data != NULL || p->data_size == 0) { return GCUDA_STATUS_SUCCESS; }
-    if (p->data_size > (uint64_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-            "%.400s: tensor data of %llu bytes is more than this machine can address", p->label,
-            (unsigned long long) p->data_size);
-    }
+    GCUDAI_FAIL_IF(p->data_size > (uint64_t) PTRDIFF_MAX, GCUDA_STATUS_ALLOC_FAILED,
+        "%.400s: tensor data of %llu bytes is more than this machine can address", p->label,
+        (unsigned long long) p->data_size);
     p->data = (char *) gcudai_alloc((size_t) p->data_size);
     if (p->data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     return gcudai_gguf_read_at(p, p->data, p->data_offset, (size_t) p->data_size);
@@ -39913,12 +39738,10 @@ static gcuda_status gcudai_gguf_make_buffer(struct gcudai_gguf_part * p) {
     if (p->buffer != NULL) { return GCUDA_STATUS_SUCCESS; }
     const char * base = p->data != NULL ? p->data : p->data_size > 0 ? p->bytes : NULL;
     const size_t size = p->data != NULL || base == NULL ? (size_t) p->data_size : (size_t) p->size;
-    if ((uintptr_t) base % 32 != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%.400s: tensors cannot point into memory at %p, which is not aligned to 32 bytes; align "
-            "it, or set copy",
-            p->label, (const void *) base);
-    }
+    GCUDAI_FAIL_IF((uintptr_t) base % 32 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%.400s: tensors cannot point into memory at %p, which is not aligned to 32 bytes; align "
+        "it, or set copy",
+        p->label, (const void *) base);
     p->buffer = gcuda_backend_cpu_buffer_from_ptr((void *) (uintptr_t) base, size);
     if (p->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     gcuda_backend_buffer_set_usage(p->buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -40084,10 +39907,8 @@ static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64
     bool is_array, const void * out, const struct gcudai_gguf_kv ** found) {
     const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
     if (g == NULL || out == NULL) { return gcudai_null_fail("gguf_get", g == NULL ? "gguf context" : "result"); }
-    if (kv == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
-            (unsigned long long) g->n_kv);
-    }
+    GCUDAI_FAIL_IF(kv == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
+        (unsigned long long) g->n_kv);
     if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
         return gcudai_gguf_printable(
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
@@ -40166,11 +39987,9 @@ gcuda_status gcuda_gguf_get_arr_str(
     const struct gcudai_gguf_kv * kv = NULL;
     size_t n = 0;
     GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_STRING, true, value, &kv));
-    if (i >= kv->n) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_get_arr_str: string %llu of key '%.200s', there are %llu", (unsigned long long) i, kv->key,
-            (unsigned long long) kv->n);
-    }
+    GCUDAI_FAIL_IF(i >= kv->n, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_get_arr_str: string %llu of key '%.200s', there are %llu", (unsigned long long) i, kv->key,
+        (unsigned long long) kv->n);
     *value = gcudai_gguf_kv_string(kv, i, &n);
     if (n_bytes != NULL) { *n_bytes = n; }
     return GCUDA_STATUS_SUCCESS;
@@ -40223,11 +40042,9 @@ static gcuda_status gcudai_gguf_int_in(const struct gcuda_gguf_context * g, cons
     if (kv->element == GCUDA_GGUF_TYPE_STRING || !gcudai_gguf_int_of(kv, i, &v)) {
         return gcudai_gguf_wrong_kind(g, kv, "an integer");
     }
-    if (v < min || v > max) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s'%s is %lld, want %lld to %lld",
-            gcudai_gguf_label(g), kv->key, kv->type == GCUDA_GGUF_TYPE_ARRAY ? ", an element" : "", (long long) v,
-            (long long) min, (long long) max);
-    }
+    GCUDAI_FAIL_IF(v < min || v > max, GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s'%s is %lld, want %lld to %lld",
+        gcudai_gguf_label(g), kv->key, kv->type == GCUDA_GGUF_TYPE_ARRAY ? ", an element" : "", (long long) v,
+        (long long) min, (long long) max);
     *value = v;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40246,10 +40063,9 @@ gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const ch
     const struct gcudai_gguf_kv * kv = NULL;
     GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
     if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
-    if (kv->type == GCUDA_GGUF_TYPE_ARRAY && i >= kv->n) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' has %llu elements, element %llu is wanted",
-            gcudai_gguf_label(g), key, (unsigned long long) kv->n, (unsigned long long) i);
-    }
+    GCUDAI_FAIL_IF(kv->type == GCUDA_GGUF_TYPE_ARRAY && i >= kv->n, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' has %llu elements, element %llu is wanted", gcudai_gguf_label(g), key,
+        (unsigned long long) kv->n, (unsigned long long) i);
     return gcudai_gguf_int_in(g, kv, kv->type == GCUDA_GGUF_TYPE_ARRAY ? i : 0, min, max, value);
 }
 
@@ -40268,10 +40084,8 @@ gcuda_status gcuda_gguf_get_float(
     } else {
         return gcudai_gguf_wrong_kind(g, kv, "f32 or f64");
     }
-    if (!(wide >= -(double) FLT_MAX && wide <= (double) FLT_MAX)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' is %g, want a finite float",
-            gcudai_gguf_label(g), key, wide);
-    }
+    GCUDAI_FAIL_IF(!(wide >= -(double) FLT_MAX && wide <= (double) FLT_MAX), GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' is %g, want a finite float", gcudai_gguf_label(g), key, wide);
     *value = (float) wide;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40294,11 +40108,9 @@ gcuda_status gcuda_gguf_get_str(
     if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
     if (kv->type != GCUDA_GGUF_TYPE_STRING) { return gcudai_gguf_wrong_kind(g, kv, "str"); }
     const char * text = gcudai_gguf_kv_string(kv, 0, &n);
-    if (memchr(text, '\0', n) != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s: key '%.200s' has a zero byte in its string of %llu bytes", gcudai_gguf_label(g), key,
-            (unsigned long long) n);
-    }
+    GCUDAI_FAIL_IF(memchr(text, '\0', n) != NULL, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' has a zero byte in its string of %llu bytes", gcudai_gguf_label(g), key,
+        (unsigned long long) n);
     *value = text;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40385,15 +40197,11 @@ static gcuda_status gcudai_gguf_read_bytes(
 gcuda_status gcuda_gguf_read_tensor(
     const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size) {
     const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
-    if (t == NULL || (data == NULL && size > 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_read_tensor: tensor %lld does not exist, or data is NULL", (long long) tensor_id);
-    }
-    if (offset > t->size || size > t->size - offset) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_read_tensor: bytes %llu to %llu + %llu of '%s', which has %llu", (unsigned long long) offset,
-            (unsigned long long) offset, (unsigned long long) size, t->name, (unsigned long long) t->size);
-    }
+    GCUDAI_FAIL_IF(t == NULL || (data == NULL && size > 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_read_tensor: tensor %lld does not exist, or data is NULL", (long long) tensor_id);
+    GCUDAI_FAIL_IF(offset > t->size || size > t->size - offset, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_read_tensor: bytes %llu to %llu + %llu of '%s', which has %llu", (unsigned long long) offset,
+        (unsigned long long) offset, (unsigned long long) size, t->name, (unsigned long long) t->size);
     return gcudai_gguf_read_bytes(g, t, data, offset, size);
 }
 
@@ -40469,18 +40277,16 @@ static gcuda_status gcudai_gguf_progress(struct gcudai_gguf_loading * l, size_t 
 static gcuda_status gcudai_gguf_find_item(struct gcudai_gguf_loading * l, struct gcuda_tensor * t) {
     const int64_t id = gcuda_gguf_find_tensor(l->g, t->name);
     const char * label = gcudai_gguf_label(l->g);
-    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name); }
+    GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name);
     const struct gcudai_gguf_tensor * info = &l->g->tensors[id];
-    if (info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name,
-            gcuda_type_name(info->type), (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2],
-            (long long) info->ne[3], gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1],
-            (long long) t->ne[2], (long long) t->ne[3]);
-    }
-    if (l->items[id].t != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
-    }
+    GCUDAI_FAIL_IF(info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t),
+        GCUDA_STATUS_INVALID_DATA,
+        "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name,
+        gcuda_type_name(info->type), (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2],
+        (long long) info->ne[3], gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1],
+        (long long) t->ne[2], (long long) t->ne[3]);
+    GCUDAI_FAIL_IF(
+        l->items[id].t != NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
     l->items[id].t = t;
     l->total += info->size; // of different tensors of the file, whose sum was checked
     return GCUDA_STATUS_SUCCESS;
@@ -40670,11 +40476,9 @@ static gcuda_status gcudai_gguf_place_type(struct gcudai_gguf_loading * l, size_
         const struct gcudai_gguf_item * item = &l->items[i];
         if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
         const size_t need = gcuda_backend_buft_get_alloc_size(buft, item->t), size = gcudai_pad(need, align);
-        if (size < need || size > max) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", item->t->name,
-                (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
-        }
+        GCUDAI_FAIL_IF(size < need || size > max, GCUDA_STATUS_ALLOC_FAILED,
+            "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", item->t->name,
+            (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
         if (sum > max - size) {
             GCUDAI_TRY(gcudai_gguf_place_range(l, first, i, sum));
             first = i;
@@ -40865,10 +40669,8 @@ gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context
     if (g == NULL || ctx == NULL || buffer == NULL) {
         return gcudai_null_fail("gguf_load", g == NULL ? "gguf context" : ctx == NULL ? "context" : "result");
     }
-    if (!gcuda_get_no_alloc(ctx)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_load: the context was made without no_alloc, so its tensors have memory already");
-    }
+    GCUDAI_FAIL_IF(!gcuda_get_no_alloc(ctx), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_load: the context was made without no_alloc, so its tensors have memory already");
     GCUDAI_ZERO(l);
     l.g = g;
     l.ctx = ctx;
@@ -40941,22 +40743,19 @@ static gcuda_status gcudai_gguf_check_new_alignment(const struct gcudai_gguf_kv 
     if (strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) != 0) { return GCUDA_STATUS_SUCCESS; }
     uint32_t v = 0;
     memcpy(&v, &kv->scalar, sizeof(v));
-    if (kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_set: %s of type %s, want a u32 that is a power of two up to %d", GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
-            gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
-    }
+    GCUDAI_FAIL_IF(kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set: %s of type %s, want a u32 that is a power of two up to %d", GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
+        gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Values of a new pair: n elements, copied; or strings. Freed by the caller after a failure.
 static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const void * data) {
     size_t n_bytes = 0;
-    if (kv->n > GCUDAI_GGUF_MAX_ARRAY ||
-        !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu",
-            (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
-    }
+    GCUDAI_FAIL_IF(kv->n > GCUDAI_GGUF_MAX_ARRAY ||
+                       !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes),
+        GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu",
+        (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
     void * to = &kv->scalar;
     if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { to = kv->data = gcudai_alloc(GCUDAI_MAX(n_bytes, (size_t) 1)); }
     if (to == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
@@ -40966,20 +40765,17 @@ static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const v
 
 static gcuda_status gcudai_gguf_copy_strings(struct gcudai_gguf_kv * kv, const char * const * values) {
     size_t used = 0;
-    if (kv->n > GCUDAI_GGUF_MAX_ARRAY) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu strings for key '%.200s', at most %llu",
-            (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
-    }
+    GCUDAI_FAIL_IF(kv->n > GCUDAI_GGUF_MAX_ARRAY, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set: %llu strings for key '%.200s', at most %llu", (unsigned long long) kv->n, kv->key,
+        (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
     uint64_t * starts = (uint64_t *) gcudai_calloc((size_t) kv->n + 1, sizeof(*starts));
     kv->data = starts;
     if (starts == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (uint64_t i = 0; i < kv->n; ++i) {
         const size_t n = values[i] != NULL ? strlen(values[i]) : SIZE_MAX;
-        if (n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes", (unsigned long long) i,
-                kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
-        }
+        GCUDAI_FAIL_IF(n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used),
+            GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes",
+            (unsigned long long) i, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
         starts[i + 1] = used;
     }
     kv->text = (char *) gcudai_alloc(GCUDAI_MAX(used, (size_t) 1));
@@ -41105,15 +40901,12 @@ gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct g
         return gcudai_null_fail("gguf_add_tensor", g == NULL ? "gguf context" : "tensor");
     }
     GCUDAI_TRY(gcudai_gguf_check_new_name(tensor->name, GCUDA_MAX_NAME - 1, "the name of a tensor", "gguf_add_tensor"));
-    if (gcuda_gguf_find_tensor(g, tensor->name) >= 0) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
-    }
+    GCUDAI_FAIL_IF(gcuda_gguf_find_tensor(g, tensor->name) >= 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
     size_t nb[GCUDA_MAX_DIMS], size = 0;
     GCUDAI_TRY(gcudai_layout(tensor->type, tensor->ne, nb, &size));
-    if (!gcuda_is_contiguous(tensor) && size > 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
-    }
+    GCUDAI_FAIL_IF(!gcuda_is_contiguous(tensor) && size > 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_add_tensor: '%s' is not contiguous", tensor->name);
     GCUDAI_TRY(gcudai_gguf_check_total(g, size));
     GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
     GCUDAI_TRY(
@@ -41138,9 +40931,7 @@ static gcuda_status gcudai_gguf_named_tensor(
     struct gcuda_gguf_context * g, const char * name, const char * function, struct gcudai_gguf_tensor ** t) {
     const int64_t id = gcuda_gguf_find_tensor(g, name);
     if (g == NULL || name == NULL) { return gcudai_null_fail(function, g == NULL ? "gguf context" : "name"); }
-    if (id < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name);
-    }
+    GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name);
     *t = &g->tensors[id];
     return GCUDA_STATUS_SUCCESS;
 }
@@ -41164,11 +40955,9 @@ gcuda_status gcuda_gguf_set_tensor_data(
     struct gcuda_gguf_context * g, const char * name, const void * data, size_t size) {
     struct gcudai_gguf_tensor * t = NULL;
     GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_data", &t));
-    if (data == NULL || size != t->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL", (unsigned long long) size,
-            t->name, (unsigned long long) t->size);
-    }
+    GCUDAI_FAIL_IF(data == NULL || size != t->size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL", (unsigned long long) size,
+        t->name, (unsigned long long) t->size);
     t->part = -1;
     t->memory = data;
     return GCUDA_STATUS_SUCCESS;
@@ -41200,10 +40989,8 @@ static gcuda_status gcudai_gguf_flush(struct gcudai_gguf_output * o) {
 
 static gcuda_status gcudai_gguf_put_bytes(struct gcudai_gguf_output * o, const void * data, size_t n) {
     if (n > o->size - o->used) { GCUDAI_TRY(gcudai_gguf_flush(o)); }
-    if (n > o->size - o->used && o->write == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: the buffer of %llu bytes is too small",
-            (unsigned long long) o->size);
-    }
+    GCUDAI_FAIL_IF(n > o->size - o->used && o->write == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_write: the buffer of %llu bytes is too small", (unsigned long long) o->size);
     o->at += n;
     if (n > o->size - o->used) { // larger than what is collected
         errno = 0;
@@ -41302,10 +41089,8 @@ static gcuda_status gcudai_gguf_want_data(const struct gcuda_gguf_context * g) {
     for (size_t i = 0; i < g->n_tensors; ++i) {
         const struct gcudai_gguf_tensor * t = &g->tensors[i];
         const bool has_data = t->part >= 0 || t->memory != NULL || (t->source != NULL && t->source->data != NULL);
-        if (!has_data && t->size > 0) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
-        }
+        GCUDAI_FAIL_IF(!has_data && t->size > 0, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -41362,10 +41147,8 @@ gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, voi
     struct gcudai_gguf_output o;
     if (g == NULL || data == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "buffer"); }
     const uint64_t need = only_meta ? gcuda_gguf_get_meta_size(g) : gcuda_gguf_get_write_size(g);
-    if (size < need) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu",
-            (unsigned long long) size, (unsigned long long) need);
-    }
+    GCUDAI_FAIL_IF(size < need, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu",
+        (unsigned long long) size, (unsigned long long) need);
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     GCUDAI_ZERO(o);
     o.memory = (char *) data;
@@ -41393,9 +41176,7 @@ static gcuda_status gcudai_gguf_write_path(
     const struct gcuda_gguf_context * g, const char * path, const char * part, bool only_meta) {
     errno = 0;
     FILE * file = gcudai_file_open(part, "wb");
-    if (file == NULL) {
-        return gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(file == NULL, GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error());
     gcuda_status st = gcuda_gguf_write_to_file_ptr(g, file, only_meta);
     errno = 0;
     if (fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) {
@@ -41472,11 +41253,9 @@ gcuda_status gcuda_gguf_write_split(
     GCUDAI_TRY(gcudai_gguf_want_data(g));
     for (size_t at = 0; count == 0 || at < g->n_tensors; count++) {
         at = gcudai_gguf_part_end(g, at, max_part_bytes);
-        if (count == UINT16_MAX) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_write_split: parts of %llu bytes would be more than %d", (unsigned long long) max_part_bytes,
-                UINT16_MAX);
-        }
+        GCUDAI_FAIL_IF(count == UINT16_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gguf_write_split: parts of %llu bytes would be more than %d", (unsigned long long) max_part_bytes,
+            UINT16_MAX);
     }
     const size_t cap = gcuda_gguf_split_path(NULL, 0, prefix, 0, count) + 1;
     char * path = (char *) gcudai_alloc(cap);
