@@ -7916,6 +7916,14 @@ extern "C" {
     do {                                                         \
         if (cond) { return gcudai_fail((status), __VA_ARGS__); } \
     } while (0)
+// In functions that return a pointer: NULL, with a message, if the condition holds.
+#define GCUDAI_NULL_IF(cond, status, ...)              \
+    do {                                               \
+        if (cond) {                                    \
+            (void) gcudai_fail((status), __VA_ARGS__); \
+            return NULL;                               \
+        }                                              \
+    } while (0)
 
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
@@ -8172,11 +8180,8 @@ static size_t gcudai_pad(size_t x, size_t align) { return (x + align - 1) & ~(al
 
 static void * gcudai_calloc(size_t n, size_t size) {
     size_t bytes = 0;
-    if (!gcudai_mul_size(n, size, &bytes)) {
-        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu times %llu bytes wanted", (unsigned long long) n,
-            (unsigned long long) size);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcudai_mul_size(n, size, &bytes), GCUDA_STATUS_ALLOC_FAILED,
+        "out of memory: %llu times %llu bytes wanted", (unsigned long long) n, (unsigned long long) size);
     void * ptr = gcudai_alloc(bytes);
     if (ptr != NULL) { memset(ptr, 0, bytes); }
     return ptr;
@@ -9116,10 +9121,8 @@ static bool gcudai_context_holds(const struct gcuda_context * ctx, const void * 
 static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, void * memory, size_t size) {
     const size_t header = gcudai_pad(sizeof(struct gcudai_arena_block), GCUDAI_ALIGN);
     size_t bytes = header;
-    if (memory == NULL && !gcudai_add_size(header, size, &bytes)) {
-        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: a context of %llu bytes", (unsigned long long) size);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(memory == NULL && !gcudai_add_size(header, size, &bytes), GCUDA_STATUS_ALLOC_FAILED,
+        "out of memory: a context of %llu bytes", (unsigned long long) size);
     struct gcudai_arena_block * b = (struct gcudai_arena_block *) gcudai_alloc(bytes);
     if (b == NULL) { return NULL; }
     b->next = ctx->block;
@@ -9132,10 +9135,8 @@ static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, 
 }
 
 struct gcuda_context * gcuda_init(struct gcuda_init_params params) {
-    if (params.mem_size == 0 && params.mem_buffer != NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "init: mem_buffer needs mem_size");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(params.mem_size == 0 && params.mem_buffer != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "init: mem_buffer needs mem_size");
     struct gcuda_context * ctx = (struct gcuda_context *) gcudai_calloc(1, sizeof(struct gcuda_context));
     if (ctx == NULL) { return NULL; }
     ctx->no_alloc = params.no_alloc;
@@ -9502,24 +9503,18 @@ static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
 static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
-    if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
-            t == NULL         ? "is NULL"
-            : t->data == NULL ? "has no memory yet: allocate its context or its graph first"
-            : gcuda_is_quantized(t->type)
-                ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
-                : "is not in host memory: use gcuda_backend_tensor_set and _get");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1,
+        GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
+        t == NULL                     ? "is NULL"
+        : t->data == NULL             ? "has no memory yet: allocate its context or its graph first"
+        : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
+                                      : "is not in host memory: use gcuda_backend_tensor_set and _get");
     size_t offset = 0;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        if (i[d] < 0 || i[d] >= t->ne[d]) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0],
-                (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
-            return NULL;
-        }
+        GCUDAI_NULL_IF(i[d] < 0 || i[d] >= t->ne[d], GCUDA_STATUS_INVALID_ARGUMENT,
+            "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
+            (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0],
+            (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
         offset += (size_t) i[d] * t->nb[d];
     }
     return (char *) t->data + offset;
@@ -22347,10 +22342,7 @@ void gcuda_gallocr_free(gcuda_gallocr_t g) {
 }
 
 gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_bufs) {
-    if (bufts == NULL || n_bufs < 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: %d buffer types", n_bufs);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(bufts == NULL || n_bufs < 1, GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: %d buffer types", n_bufs);
     gcuda_gallocr_t g = (gcuda_gallocr_t) gcudai_calloc(1, sizeof(*g));
     if (g == NULL) { return NULL; }
     g->n_bufs = n_bufs;
@@ -22942,11 +22934,8 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
         gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "backend or buffer type");
         return NULL;
     }
-    if (!ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "alloc_ctx_tensors: the context was made without no_alloc, so its tensors have memory already");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!ctx->no_alloc, GCUDA_STATUS_INVALID_ARGUMENT,
+        "alloc_ctx_tensors: the context was made without no_alloc, so its tensors have memory already");
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
     if (st == GCUDA_STATUS_SUCCESS && list.n == 1) {
         result = list.items[0];
@@ -23099,10 +23088,8 @@ gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t bu
 
 gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
-    if (buft == NULL || iface == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "buffer_init: %s is NULL", buft ? "iface" : "buft");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(buft == NULL || iface == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "buffer_init: %s is NULL",
+        buft ? "iface" : "buft");
     gcuda_backend_buffer_t buffer = (gcuda_backend_buffer_t) gcudai_calloc(1, sizeof(*buffer));
     if (buffer != NULL) {
         buffer->iface = *iface;
@@ -23437,10 +23424,8 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
 }
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor)), GCUDA_STATUS_INVALID_ARGUMENT,
+        "set_zero: %s is NULL or has no data", gcudai_called(tensor));
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
@@ -23485,10 +23470,8 @@ gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backe
         gcudai_null_fail("graph_plan_create", backend == NULL ? "backend" : "graph");
         return NULL;
     }
-    if (backend->iface.graph_plan_create == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(backend->iface.graph_plan_create == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
 }
 
@@ -23531,10 +23514,8 @@ bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor
 
 gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
     gcuda_backend_event_t event = NULL;
-    if (dev == NULL || dev->iface.event_new == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(dev == NULL || dev->iface.event_new == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "event_new: device %s has no events", gcuda_backend_dev_name(dev));
     return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
 }
 
@@ -23637,10 +23618,8 @@ gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * par
 gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
     gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
     gcuda_backend_buffer_t buffer = NULL;
-    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(dev == NULL || dev->iface.buffer_from_host_ptr == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
     const gcuda_status st = dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer);
     if (st != GCUDA_STATUS_SUCCESS) { return NULL; }
     if (gcudai_buffer_check(buffer, "over host memory") != GCUDA_STATUS_SUCCESS) {
@@ -23656,11 +23635,9 @@ const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg-
 size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
 
 gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
-    if (index >= gcuda_backend_reg_dev_count(reg)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
-            (unsigned long long) gcuda_backend_reg_dev_count(reg));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(index >= gcuda_backend_reg_dev_count(reg), GCUDA_STATUS_INVALID_ARGUMENT,
+        "reg_dev_get: device %llu of %llu", (unsigned long long) index,
+        (unsigned long long) gcuda_backend_reg_dev_count(reg));
     const gcuda_backend_dev_t dev = reg->iface.get_device(reg, index);
     return gcudai_device_check(dev, gcuda_backend_reg_name(reg)) == GCUDA_STATUS_SUCCESS ? dev : NULL;
 }
@@ -24316,17 +24293,11 @@ static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
 
 struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params) {
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(params);
-    if (p.n_threads < 0 || p.n_threads > GCUDA_MAX_N_THREADS) {
-        (void) gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "threadpool_new: n_threads is %d, want 1 to %d", p.n_threads,
-            GCUDA_MAX_N_THREADS);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(p.n_threads < 0 || p.n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT,
+        "threadpool_new: n_threads is %d, want 1 to %d", p.n_threads, GCUDA_MAX_N_THREADS);
 #if defined(GCUDA_NO_THREADS)
-    if (p.parallel_for != NULL) {
-        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-            "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(p.parallel_for != NULL, GCUDA_STATUS_UNSUPPORTED,
+        "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
 #endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
@@ -24743,10 +24714,8 @@ static gcuda_status gcudai_cpu_buft_alloc(
 }
 
 gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size) {
-    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 32 != 0) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_buffer_from_ptr: %p is NULL or not aligned to 32 bytes", ptr);
-        return NULL;
-    }
+    GCUDAI_NULL_IF((ptr == NULL && size > 0) || (uintptr_t) ptr % 32 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cpu_buffer_from_ptr: %p is NULL or not aligned to 32 bytes", ptr);
     return gcudai_cpu_buffer_new(ptr, size, false);
 }
 
@@ -24922,11 +24891,8 @@ bool gcuda_backend_is_cpu(gcuda_backend_t backend) {
 }
 
 static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * what) {
-    if (!gcuda_backend_is_cpu(backend)) {
-        gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU", what, gcuda_backend_name(backend));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcuda_backend_is_cpu(backend), GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU",
+        what, gcuda_backend_name(backend));
     return (struct gcudai_cpu *) backend;
 }
 
@@ -25294,10 +25260,8 @@ static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
 
 static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char * what) {
     const int n = gcudai_cuda_devices_get()->n;
-    if (index < 0 || index >= n) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d, there are %d", what, index, n);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(
+        index < 0 || index >= n, GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d, there are %d", what, index, n);
     return &gcudai_cuda_found.items[index];
 }
 
@@ -27637,10 +27601,8 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
 
 static gcuda_backend_buffer_t gcudai_cuda_wrap(
     struct gcudai_cuda_device * d, void * ptr, size_t size, const char * what) {
-    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %p is NULL or not aligned to 128 bytes", what, ptr);
-        return NULL;
-    }
+    GCUDAI_NULL_IF((ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %p is NULL or not aligned to 128 bytes", what, ptr);
     return gcudai_cuda_buffer_new(d, ptr, size, NULL);
 }
 
@@ -34776,11 +34738,8 @@ size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
 }
 
 static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char * what) {
-    if (!gcuda_backend_is_cuda(backend)) {
-        gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcuda_backend_is_cuda(backend), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
     return (struct gcudai_cuda *) backend;
 }
 
@@ -36287,10 +36246,7 @@ gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_semaphore");
     if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
-    if (semaphore == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(semaphore == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
     const bool is_fd = gcudai_cuda_is_fd(semaphore->type);
     if (gcudai_cuda_want_handle(semaphore->type, semaphore->fd, semaphore->handle, semaphore->name,
             "import_semaphore") != GCUDA_STATUS_SUCCESS) {
