@@ -12674,22 +12674,35 @@ static gcuda_status gcudai_want_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16", gcudai_label(y, t),
-        gcuda_type_name(t->type));
+// What a check wants of a tensor; several are joined by |.
+enum {
+    GCUDAI_IS_FLOAT = 1,
+    GCUDAI_IS_F32 = 2,
+    GCUDAI_IS_I32 = 4,
+    GCUDAI_HAS_ROWS = 8, // packed ones, anywhere
+    GCUDAI_IS_CONTIGUOUS = 16
+};
+
+static gcuda_status gcudai_want(const struct gcuda_tensor * y, const struct gcuda_tensor * t, int what) {
+    GCUDAI_WANT(y, (what & GCUDAI_IS_FLOAT) == 0 || gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16",
+        gcudai_label(y, t), gcuda_type_name(t->type));
+    if ((what & GCUDAI_IS_F32) != 0) { GCUDAI_TRY(gcudai_want_type(y, t, GCUDA_TYPE_F32)); }
+    if ((what & GCUDAI_IS_I32) != 0) { GCUDAI_TRY(gcudai_want_type(y, t, GCUDA_TYPE_I32)); }
+    GCUDAI_WANT(y, (what & GCUDAI_HAS_ROWS) == 0 || gcuda_is_contiguous_rows(t),
+        "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t), (unsigned long long) t->nb[0]);
+    GCUDAI_WANT(
+        y, (what & GCUDAI_IS_CONTIGUOUS) == 0 || gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t),
-        (unsigned long long) t->nb[0]);
-    return GCUDA_STATUS_SUCCESS;
-}
+// Of each of the tensors.
+#define GCUDAI_WANT_EACH(y, what, ...)                                                                   \
+    do {                                                                                                 \
+        const struct gcuda_tensor * const gcudai_each[] = { __VA_ARGS__ };                               \
+        for (size_t gcudai_i = 0; gcudai_i < sizeof(gcudai_each) / sizeof(gcudai_each[0]); ++gcudai_i) { \
+            GCUDAI_TRY(gcudai_want((y), gcudai_each[gcudai_i], (what)));                                 \
+        }                                                                                                \
+    } while (0)
 
 // y has the shape of t.
 static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
@@ -13124,7 +13137,7 @@ static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int
 
 // Result and first source: floats of one type and shape.
 static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     return gcudai_want_like(y, y->src[0]);
 }
@@ -13196,7 +13209,7 @@ struct gcuda_tensor * gcuda_reshape_4d(
 
 static gcuda_status gcudai_reshape_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_alias(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y,
         gcuda_nelements(y) == gcuda_nelements(y->src[0]) && gcuda_is_contiguous(y) &&
             y->view_offs == y->src[0]->view_offs,
@@ -13937,7 +13950,7 @@ static gcuda_status gcudai_want_pair(
     for (int k = 0; k < 2 && unit > 1 && x->type != t->type; ++k) {
         const struct gcuda_tensor * side = k == 0 ? x : t;
         if (gcuda_blck_size(side->type) == unit || !gcuda_is_contiguous(side)) {
-            GCUDAI_TRY(gcudai_want_rows(y, side));
+            GCUDAI_TRY(gcudai_want(y, side, GCUDAI_HAS_ROWS));
             GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld",
                 (long long) side->ne[0], (long long) unit);
         }
@@ -14083,7 +14096,7 @@ struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_te
 static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_I32));
     GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1,
         "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
     GCUDAI_TRY(gcudai_want_type(y, y, gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type));
@@ -14147,9 +14160,9 @@ struct gcuda_tensor * gcuda_get_rows_back(
 static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_I32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y),
         "gradient and result must be matrices, indices a vector");
     GCUDAI_WANT(y, a->ne[1] >= b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
@@ -14222,7 +14235,7 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[0];
     const struct gcuda_tensor * c = y->src[1];
     const struct gcuda_tensor * a = y->src[2];
-    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
     GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of %s is %s, want i32 or i64",
         gcudai_label(y, c), gcuda_type_name(c->type));
@@ -14238,8 +14251,7 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
         gcuda_is_empty(b) || (c->ne[1] > 0 && c->ne[2] > 0 && b->ne[2] % c->ne[1] == 0 && b->ne[3] % c->ne[2] == 0),
         "dimensions 1 and 2 of the indices must divide %lld and %lld", (long long) b->ne[2], (long long) b->ne[3]);
     GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
-    GCUDAI_TRY(gcudai_want_rows(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, b, y);
     return gcudai_want_pair(y, b, y);
 }
 
@@ -14396,8 +14408,7 @@ static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     bool is_aligned = offset % size == 0;
     GCUDAI_TRY(gcudai_want_same_type(y, a, y));
     GCUDAI_TRY(gcudai_want_like(y, a));
-    GCUDAI_TRY(gcudai_want_contiguous(y, a));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, a, y);
     GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld",
         (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
     if (gcuda_is_empty(b)) { return GCUDA_STATUS_SUCCESS; }
@@ -14457,8 +14468,7 @@ GCUDAI_BOTH(acc,
     gcudai_acc, a, b, nb1, nb2, nb3, offset)
 
 static gcuda_status gcudai_acc_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     return gcudai_want_region(y);
 }
 
@@ -14513,7 +14523,7 @@ static gcuda_status gcudai_repeat_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_can_repeat(x, y), "extents of the result must be multiples of the source's");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -14532,7 +14542,7 @@ struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda
 
 static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, x));
+    GCUDAI_TRY(gcudai_want(y, x, GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_WANT(y, gcuda_can_repeat(y, x), "extents of the source must be multiples of the result's");
     return GCUDA_STATUS_SUCCESS;
@@ -14767,7 +14777,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     const struct gcudai_pad_params p = gcudai_pad_params_of(y);
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = p.ends[d][0], rp = p.ends[d][1];
         GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
@@ -14863,7 +14873,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     const int64_t p0 = p.p0, p1 = p.p1;
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
         "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
@@ -14906,7 +14916,7 @@ static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_want_like(y, x));
     const struct gcudai_roll_params p = gcudai_roll_params_of(y);
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
@@ -15010,7 +15020,7 @@ GCUDAI_BOTH(diag_mask_inf, (struct gcuda_context * ctx, struct gcuda_tensor * a,
 
 // Floats of the same type and shape: also of tri and fill.
 static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
     return gcudai_want_like(y, y->src[0]);
 }
@@ -15086,7 +15096,7 @@ struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, floa
 
 static gcuda_status gcudai_arange_check(const struct gcuda_tensor * y) {
     const struct gcudai_arange_params p = gcudai_arange_params_of(y);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     return gcudai_want_shape(y, gcudai_arange_count(p.start, p.stop, p.step), 1, 1, 1);
 }
 
@@ -15123,8 +15133,7 @@ struct gcuda_tensor * gcuda_timestep_embedding(
 static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     const struct gcudai_timestep_embedding_params p = gcudai_timestep_embedding_params_of(y);
-    GCUDAI_TRY(gcudai_want_type(y, x, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_F32, x, y);
     GCUDAI_WANT(y, gcuda_is_vector(x), "%s must be a vector", gcudai_label(y, x));
     GCUDAI_WANT(y, p.dim >= 1 && p.max_period >= 1, "dim is %d and max_period %d, want at least 1", (int) p.dim,
         (int) p.max_period);
@@ -15193,12 +15202,12 @@ static gcuda_status gcudai_want_quantized_sum(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD || y->op == GCUDA_OP_ADD1, "only add takes a quantized source");
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_F32));
     GCUDAI_WANT(
         y, y->type == a->type || y->type == GCUDA_TYPE_F32, "result must be %s or f32", gcuda_type_name(a->type));
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD1 || gcuda_are_same_shape(a, b), "quantized: b must have the shape of a");
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    return gcudai_want_rows(y, y);
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, a, y);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
@@ -15207,9 +15216,7 @@ static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
     if (gcuda_is_quantized(a->type)) {
         GCUDAI_TRY(gcudai_want_quantized_sum(y));
     } else {
-        GCUDAI_TRY(gcudai_want_float(y, a));
-        GCUDAI_TRY(gcudai_want_float(y, b));
-        GCUDAI_TRY(gcudai_want_float(y, y));
+        GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, a, b, y);
     }
     GCUDAI_WANT(y, gcuda_can_repeat(b, a), "b does not repeat to the shape of a");
     return gcudai_want_like(y, a);
@@ -15335,8 +15342,8 @@ static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     const struct gcuda_tensor * ids = y->src[2];
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, ids, GCUDAI_IS_I32));
     GCUDAI_WANT(y, gcuda_is_3d(a) && gcuda_is_matrix(b) && gcuda_is_matrix(ids),
         "want a of three dimensions, b and ids of two");
     GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows of a and b differ in length");
@@ -15643,12 +15650,10 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist",
         (int) gcudai_glu_params_of(y).op);
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_want_type(y, y, a->type));
     if (b == NULL) { return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]); }
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_are_same_shape(a, b), "a and b differ in shape");
     return gcudai_want_like(y, a);
 }
@@ -15812,7 +15817,7 @@ struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_t
 
 static gcuda_status gcudai_silu_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -15976,7 +15981,7 @@ GCUDAI_BOTH(norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, float ep
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, eps >= 0.0f, "eps is %g, want >= 0", (double) eps);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16057,9 +16062,8 @@ struct gcuda_tensor * gcuda_rms_norm_back(
 
 static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_norm(y, gcudai_norm_params_of(y).eps));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_HAS_ROWS));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16112,7 +16116,7 @@ GCUDAI_BOTH(group_norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, in
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(y);
     GCUDAI_WANT(y, p.n_groups >= 1, "n_groups is %d, want at least 1", (int) p.n_groups);
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_HAS_ROWS));
     return gcudai_want_norm(y, p.eps);
 }
 
@@ -16228,7 +16232,7 @@ struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcuda_tensor 
 }
 
 static gcuda_status gcudai_sum_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
@@ -16272,7 +16276,7 @@ struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_te
 
 static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcuda_type type) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, type));
     return gcudai_want_shape(y, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
@@ -16357,11 +16361,11 @@ struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tens
 
 static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcuda_is_matrix(a), "want a matrix");
-    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_I32));
     return gcudai_want_shape(y, a->ne[1], 1, 1, 1);
 }
 
@@ -16415,8 +16419,7 @@ struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda
 }
 
 static gcuda_status gcudai_count_equal_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_type(y, y->src[1], GCUDA_TYPE_I32));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_I32, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I64));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return gcudai_want_shape(y, 1, 1, 1, 1);
@@ -16479,8 +16482,7 @@ gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tens
 
 static gcuda_status gcudai_want_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, mask));
-    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_TRY(gcudai_want(y, mask, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, mask->ne[0] == a->ne[0] && mask->ne[1] >= a->ne[1], "mask must be [%lld, at least %lld]",
         (long long) a->ne[0], (long long) a->ne[1]);
     GCUDAI_WANT(y, mask->ne[2] > 0 && mask->ne[3] > 0 && a->ne[2] % mask->ne[2] == 0 && a->ne[3] % mask->ne[3] == 0,
@@ -16492,13 +16494,12 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sinks = y->src[2];
     const float max_bias = gcudai_soft_max_params_of(y).max_bias;
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, y->src[0], y);
     if (y->src[1] != NULL) { GCUDAI_TRY(gcudai_want_mask(y, y->src[1])); }
     GCUDAI_WANT(y, max_bias <= 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
         "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, sinks));
+        GCUDAI_TRY(gcudai_want(y, sinks, GCUDAI_IS_FLOAT));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads",
             (long long) y->ne[2]);
     }
@@ -16666,9 +16667,8 @@ GCUDAI_BOTH(soft_max_ext_back,
 
 static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16772,12 +16772,12 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
     const int n_dims = p.n_dims, mode = p.mode;
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_rope_mode(y, n_dims, mode));
-    GCUDAI_TRY(gcudai_want_type(y, pos, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, pos, GCUDAI_IS_I32));
     const int64_t per_token = (mode & 8) != 0 ? 4 : 1;
     GCUDAI_WANT(y, gcuda_is_vector(pos) && pos->ne[0] % per_token == 0 && pos->ne[0] / per_token == y->ne[2],
         "want %d position(s) for each of %lld tokens", (int) per_token, (long long) y->ne[2]);
     if (factors != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, factors));
+        GCUDAI_TRY(gcudai_want(y, factors, GCUDAI_IS_FLOAT));
         GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode),
             "want %lld frequency factors", (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
@@ -17179,8 +17179,8 @@ static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * a
 
 static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_I32));
     GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -17293,17 +17293,14 @@ struct gcuda_tensor * gcuda_cross_entropy_loss(
 
 static gcuda_status gcudai_want_labels(
     const struct gcuda_tensor * y, const struct gcuda_tensor * logits, const struct gcuda_tensor * labels) {
-    GCUDAI_TRY(gcudai_want_float(y, logits));
-    GCUDAI_TRY(gcudai_want_float(y, labels));
-    GCUDAI_TRY(gcudai_want_contiguous(y, logits));
-    GCUDAI_TRY(gcudai_want_contiguous(y, labels));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS, logits, labels);
     GCUDAI_WANT(y, gcuda_are_same_shape(logits, labels), "logits and labels differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cross_entropy_loss_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_labels(y, y->src[0], y->src[1]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
@@ -17411,7 +17408,7 @@ struct gcuda_tensor * gcuda_cross_entropy_loss_back(
 }
 
 static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_F32));
     GCUDAI_WANT(y, gcuda_is_scalar(y->src[0]), "the gradient of the loss must be one element");
     GCUDAI_TRY(gcudai_want_labels(y, y->src[1], y->src[2]));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
@@ -17479,12 +17476,10 @@ static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_li
     GCUDAI_WANT(
         y, (a->flags & GCUDA_TENSOR_FLAG_PARAM) != 0, "%s is no parameter: see gcuda_set_param", gcudai_label(y, a));
     for (int i = 0; i < n_like; ++i) {
-        GCUDAI_TRY(gcudai_want_type(y, y->src[i], GCUDA_TYPE_F32));
-        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_WANT(y, gcuda_are_same_shape(y->src[i], a), "source %d must have the shape of the parameter", i);
     }
-    GCUDAI_TRY(gcudai_want_type(y, params, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, params));
+    GCUDAI_TRY(gcudai_want(y, params, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in %s", (long long) n_params,
         gcudai_label(y, params));
     GCUDAI_TRY(gcudai_want_alias(y));
@@ -17599,10 +17594,8 @@ static gcuda_status gcudai_mul_mat_types(
         y, a->ne[0] == b->ne[0], "rows have %lld and %lld elements", (long long) a->ne[0], (long long) b->ne[0]);
     GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0 && b->ne[0] % gcuda_blck_size(b->type) == 0,
         "rows of %lld elements are no whole number of blocks", (long long) a->ne[0]);
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    return gcudai_want_contiguous(y, y);
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, a, b);
+    return gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS);
 }
 
 static gcuda_status gcudai_want_batches(
@@ -17853,8 +17846,7 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     const struct gcuda_tensor * ids = y->src[2];
     GCUDAI_TRY(gcudai_mul_mat_types(y, as, b));
-    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_rows(y, ids));
+    GCUDAI_TRY(gcudai_want(y, ids, GCUDAI_IS_I32 | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, as->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1,
         "experts and activations have three dimensions, ids two");
     GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1],
@@ -18024,10 +18016,9 @@ static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type),
         "first operand is %s, want F32, F16, BF16 or a quantized weight type", gcuda_type_name(a->type));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want_rows(y, a)); }
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
+    if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want(y, a, GCUDAI_HAS_ROWS)); }
     GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks",
         (long long) a->ne[0]);
     GCUDAI_WANT(y, a->ne[1] == b->ne[1], "dimension 1 is %lld and %lld", (long long) a->ne[1], (long long) b->ne[1]);
@@ -18170,7 +18161,7 @@ gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const struct gcuda_tensor * q = y->src[0];
     GCUDAI_WANT(y, gcudai_to_float(t->type) != NULL, "type %s has no float form", gcuda_type_name(t->type));
-    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_TRY(gcudai_want(y, t, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcudai_divides(t->ne[2], q->ne[2]), "%lld query heads, not a multiple of %lld", (long long) q->ne[2],
         (long long) t->ne[2]);
     GCUDAI_WANT(
@@ -18180,8 +18171,7 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
 
 static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * q = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, mask));
-    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_TRY(gcudai_want(y, mask, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
         (long long) y->src[1]->ne[1]);
     GCUDAI_WANT(
@@ -18198,8 +18188,7 @@ static gcuda_status gcudai_flash_attn_check(
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
     const struct gcudai_flash_attn_ext_params p = gcudai_flash_attn_ext_params_of(y);
-    GCUDAI_TRY(gcudai_want_float(y, q));
-    GCUDAI_TRY(gcudai_want_rows(y, q));
+    GCUDAI_TRY(gcudai_want(y, q, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, k));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, v));
     GCUDAI_WANT(
@@ -18207,8 +18196,7 @@ static gcuda_status gcudai_flash_attn_check(
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
     if (mask != NULL) { GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask)); }
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, sinks));
-        GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
+        GCUDAI_TRY(gcudai_want(y, sinks, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads",
             (long long) sinks->ne[0], (long long) q->ne[2]);
     }
@@ -18219,8 +18207,7 @@ static gcuda_status gcudai_flash_attn_check(
     GCUDAI_WANT(y, p.max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) p.max_bias);
     GCUDAI_WANT(
         y, p.prec == GCUDA_PREC_DEFAULT || p.prec == GCUDA_PREC_F32, "precision %d does not exist", (int) p.prec);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    return gcudai_want_contiguous(y, y);
+    return gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS);
 }
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
@@ -18595,8 +18582,7 @@ static gcuda_status gcudai_flash_attn_ext_back_check(const struct gcuda_tensor *
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[5], y->src[6]));
     for (int i = 1; i < 5; ++i) { // k, v, y, dy
         const struct gcuda_tensor * t = y->src[i];
-        GCUDAI_TRY(gcudai_want_float(y, t));
-        GCUDAI_TRY(gcudai_want_rows(y, t));
+        GCUDAI_TRY(gcudai_want(y, t, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
         GCUDAI_WANT(y,
             i < 3 ||
                 (t->ne[0] == y->src[2]->ne[0] && t->ne[1] == q->ne[2] && t->ne[2] == q->ne[1] && t->ne[3] == q->ne[3]),
@@ -19070,9 +19056,8 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_float(y, y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1),
         "one-dimensional, and a source has four dimensions");
     GCUDAI_WANT(y, p->kernel.ne[2] == p->x.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
@@ -19122,9 +19107,8 @@ static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1 && y->ne[3] == 1),
         "one-dimensional, and there are four dimensions");
     GCUDAI_WANT(y, p->kernel.ne[2] == p->y.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
@@ -19222,9 +19206,8 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
     gcudai_im2col_3d_args(y, &args);
     const struct gcuda_im2col_3d_args * p = &args.im2col_3d;
     int64_t o[3];
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_float(y, y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[1]), "%lld channels do not divide the last extent, %lld",
         (long long) p->channels, (long long) y->src[1]->ne[3]);
     for (int i = 0; i < 3; ++i) {
@@ -19283,8 +19266,7 @@ static gcuda_status gcudai_conv_2d_check_axes(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
     GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
     GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
@@ -19298,7 +19280,7 @@ static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(
         y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2], (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
-    return gcudai_want_contiguous(y, y);
+    return gcudai_want(y, y, GCUDAI_IS_CONTIGUOUS);
 }
 
 // An item is a block of output pixels of one image for a block of output channels. The patches of the pixels are laid
@@ -19639,12 +19621,8 @@ static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y
     union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
     const struct gcuda_conv_transpose_args * p = &args.conv_transpose;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS, y->src[0], y->src[1]);
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, p->kernel.ne[3] == p->x.ne[2], "kernel has %lld input channels, data %lld",
         (long long) p->kernel.ne[3], (long long) p->x.ne[2]);
     GCUDAI_WANT(y, p->stride >= 1, "stride is %d, want >= 1", (int) p->stride);
@@ -19818,8 +19796,7 @@ static gcuda_status gcudai_want_pool_axis(
 static gcuda_status gcudai_want_pool(
     const struct gcuda_tensor * y, const struct gcuda_pool_args * p, const int64_t * pooled) {
     GCUDAI_WANT(y, p->op == GCUDA_OP_POOL_MAX || p->op == GCUDA_OP_POOL_AVG, "pooling %d does not exist", (int) p->op);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     if (y->op == GCUDA_OP_POOL_1D) {
         GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, (float) p->p0));
         GCUDAI_WANT(y, pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
@@ -19839,7 +19816,7 @@ static gcuda_status gcudai_want_pool(
 static gcuda_status gcudai_pool_1d_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     return gcudai_want_pool(y, &args.pool, y->ne);
 }
 
@@ -19945,8 +19922,7 @@ struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcud
 static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_like(y, y->src[1]));
     return gcudai_want_pool(y, &args.pool, y->src[0]->ne);
 }
@@ -20057,9 +20033,9 @@ struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda
 
 static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
     const uint32_t mode = (uint32_t) gcudai_upscale_params_of(y).mode, flags = mode & ~0xffu;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y,
         (mode & 0xffu) < (uint32_t) GCUDA_SCALE_MODE_COUNT &&
             (flags & ~(uint32_t) (GCUDA_SCALE_FLAG_ALIGN_CORNERS | GCUDA_SCALE_FLAG_ANTIALIAS)) == 0,
@@ -20260,7 +20236,7 @@ struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_te
 
 // Dimensions 0 and 1 packed, the others anywhere.
 static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_TRY(gcudai_want(y, t, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == gcuda_row_size(t->type, t->ne[0]), "rows of %s must follow each other",
         gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
@@ -20269,17 +20245,15 @@ static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const stru
 static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sx = y->src[0];
     const struct gcuda_tensor * c = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, sx));
-    GCUDAI_TRY(gcudai_want_float(y, c));
-    GCUDAI_TRY(gcudai_want_contiguous(y, c));
+    GCUDAI_TRY(gcudai_want(y, sx, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, c, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_TRY(gcudai_want_planes(y, sx));
     GCUDAI_WANT(y, sx->ne[3] == 1 && gcuda_is_matrix(c), "inputs must have three dimensions, weights two");
     GCUDAI_WANT(
         y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1], (long long) c->ne[1]);
     GCUDAI_WANT(y, c->ne[0] >= 1 && sx->ne[0] >= c->ne[0] - 1, "rows of %lld are too short for %lld weights",
         (long long) sx->ne[0], (long long) c->ne[0]);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     return gcudai_want_shape(y, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1);
 }
 
@@ -20346,16 +20320,14 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     const int64_t * x = y->src[1]->ne; // P, H, T, S
     const int64_t * a = y->src[3]->ne;
     const int64_t * b = y->src[4]->ne; // N, G, T, S
-    for (int i = 1; i < 6; ++i) { GCUDAI_TRY(gcudai_want_float(y, y->src[i])); }
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_type(y, y->src[6], GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    for (int i = 1; i < 6; ++i) { GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_FLOAT)); }
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
+    GCUDAI_TRY(gcudai_want(y, y->src[6], GCUDAI_IS_I32));
     GCUDAI_TRY(gcudai_want_planes(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[2]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[3]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, y->src[2], y->src[3]);
     GCUDAI_TRY(gcudai_want_planes(y, y->src[4]));
     GCUDAI_TRY(gcudai_want_planes(y, y->src[5]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[6]));
+    GCUDAI_TRY(gcudai_want(y, y->src[6], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, s[1] == x[0] && s[2] == x[1], "states must be [N, %lld, %lld, at least %lld]", (long long) x[0],
         (long long) x[1], (long long) x[3]);
     GCUDAI_WANT(y, s[3] >= x[3], "%lld sequences, and %lld states", (long long) x[3], (long long) s[3]);
@@ -20366,8 +20338,7 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_ne(y, 6, x[3], 1, 1, 1));
     GCUDAI_WANT(
         y, gcudai_divides(b[1], x[1]), "%lld heads are no multiple of %lld groups", (long long) x[1], (long long) b[1]);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     const int64_t n_y = gcudai_product(x[0], x[1], x[2], x[3]), n_s = gcudai_product(s[0], x[0], x[1], x[3]);
     return gcudai_want_shape(y, n_y + n_s, 1, 1, 1);
 }
@@ -20469,19 +20440,16 @@ static gcuda_status gcudai_linear_attn_check(const struct gcuda_tensor * y, int 
     const int64_t * x = y->src[0]->ne;
     const int64_t n_seqs = state->ne[1];
     for (int i = 0; i < n - 1; ++i) {
-        GCUDAI_TRY(gcudai_want_float(y, y->src[i]));
-        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_TRY(gcudai_want_ne(y, i, x[0], x[1], i == short_one ? 1 : x[2], 1));
     }
-    GCUDAI_TRY(gcudai_want_type(y, state, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, state));
+    GCUDAI_TRY(gcudai_want(y, state, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_nelements(state) == gcudai_product(x[0], x[0], x[1], n_seqs),
         "state must have %lld * %lld * %lld elements for each of %lld sequences", (long long) x[0], (long long) x[0],
         (long long) x[1], (long long) n_seqs);
     GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences", (long long) x[2],
         (long long) n_seqs);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     int64_t n_rows = 0;
     GCUDAI_WANT(y, gcudai_add_i64(x[2], gcudai_product(x[0], n_seqs, 1, 1), &n_rows), "too many sequences");
     return gcudai_want_shape(y, x[0] * x[1], n_rows, 1, 1);
@@ -20728,15 +20696,11 @@ struct gcuda_tensor * gcuda_solve_tri(
 static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS, a, b);
     GCUDAI_WANT(y, a->ne[0] == a->ne[1], "matrix must be square");
     GCUDAI_WANT(
         y, a->ne[1] == b->ne[1] && a->ne[2] == b->ne[2] && a->ne[3] == b->ne[3], "extents 1 to 3 must be equal");
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     return gcudai_want_like(y, b);
 }
 
