@@ -24650,16 +24650,13 @@ static gcuda_status gcudai_cpu_buffer_clear(gcuda_backend_buffer_t buffer, uint8
     return GCUDA_STATUS_SUCCESS;
 }
 
+static const struct gcuda_backend_buffer_i gcudai_cpu_buffer_i = { gcudai_cpu_buffer_free, gcudai_cpu_buffer_base, NULL,
+    gcudai_cpu_buffer_memset, gcudai_cpu_buffer_set, gcudai_cpu_buffer_get, gcudai_cpu_buffer_copy,
+    gcudai_cpu_buffer_clear, NULL, NULL, NULL };
+
 static gcuda_backend_buffer_t gcudai_cpu_buffer_new(void * memory, size_t size, bool is_owned) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = is_owned ? gcudai_cpu_buffer_free : NULL;
-    iface.get_base = gcudai_cpu_buffer_base;
-    iface.memset_tensor = gcudai_cpu_buffer_memset;
-    iface.set_tensor = gcudai_cpu_buffer_set;
-    iface.get_tensor = gcudai_cpu_buffer_get;
-    iface.cpy_tensor = gcudai_cpu_buffer_copy;
-    iface.clear = gcudai_cpu_buffer_clear;
+    struct gcuda_backend_buffer_i iface = gcudai_cpu_buffer_i;
+    if (!is_owned) { iface.free_buffer = NULL; }
     return gcuda_backend_buffer_init(gcuda_backend_cpu_buffer_type(), &iface, memory, size);
 }
 
@@ -24834,18 +24831,16 @@ static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
         gcudai_default_n_threads(), (unsigned long long) (n_free >> 20), (unsigned long long) (n_total >> 20));
 }
 
+static const struct gcuda_backend_i gcudai_cpu_backend_i = { gcudai_cpu_backend_name, gcudai_cpu_backend_free, NULL,
+    NULL, NULL, NULL, gcudai_cpu_plan_create, gcudai_cpu_plan_free, gcudai_cpu_plan_update, gcudai_cpu_plan_compute,
+    gcudai_cpu_graph_compute, NULL, NULL, NULL };
+
 gcuda_backend_t gcuda_backend_cpu_init(void) {
     struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
     if (cpu == NULL) { return NULL; }
     memcpy(cpu->backend.guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid));
     cpu->backend.device = gcuda_backend_reg_dev_get(gcuda_backend_cpu_reg(), 0);
-    cpu->backend.iface.get_name = gcudai_cpu_backend_name;
-    cpu->backend.iface.free = gcudai_cpu_backend_free;
-    cpu->backend.iface.graph_plan_create = gcudai_cpu_plan_create;
-    cpu->backend.iface.graph_plan_free = gcudai_cpu_plan_free;
-    cpu->backend.iface.graph_plan_update = gcudai_cpu_plan_update;
-    cpu->backend.iface.graph_plan_compute = gcudai_cpu_plan_compute;
-    cpu->backend.iface.graph_compute = gcudai_cpu_graph_compute;
+    cpu->backend.iface = gcudai_cpu_backend_i;
     gcudai_cpu_log_start(cpu);
     return &cpu->backend;
 }
@@ -25111,6 +25106,14 @@ struct gcudai_cuda_scope {
 static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device);
 static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d);
 static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope);
+// A statement with the device current. Passes a failure to make it current up.
+#define GCUDAI_CUDA_ON(d, statement)                        \
+    do {                                                    \
+        struct gcudai_cuda_scope gcudai_scope;              \
+        GCUDAI_TRY(gcudai_cuda_enter_of(&gcudai_scope, d)); \
+        statement;                                          \
+        gcudai_cuda_leave(&gcudai_scope);                   \
+    } while (0)
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
 static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index);
@@ -27357,6 +27360,12 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
+// Waits for this thread's stream, also after an error: the first error.
+static cudaError_t gcudai_cuda_wait_thread(cudaError_t err) {
+    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
+    return err != cudaSuccess ? err : end;
+}
+
 // Kinds of access to a tensor's bytes. One function serves all,
 // so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
@@ -27371,8 +27380,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
                       : access == GCUDAI_CUDA_GET
                           ? cudaMemcpyAsync(on_host, on_device, size, cudaMemcpyDeviceToHost, cudaStreamPerThread)
                           : cudaMemsetAsync(on_device, value, size, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
@@ -27410,8 +27418,7 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
                                    cudaMemcpyHostToDevice, cudaStreamPerThread)
                              : cudaMemcpy2DAsync(on_host, r->stride_data, on_device, r->stride_tensor, r->size, r->n,
                                    cudaMemcpyDeviceToHost, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
@@ -27457,8 +27464,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     cudaError_t err = cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(
@@ -27489,25 +27495,17 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         NULL, 0, padded - size, tensor->name);
 }
 
+static const struct gcuda_backend_buffer_i gcudai_cuda_buffer_i = { gcudai_cuda_buffer_free, gcudai_cuda_buffer_base,
+    gcudai_cuda_buffer_init_tensor, gcudai_cuda_buffer_memset, gcudai_cuda_buffer_set, gcudai_cuda_buffer_get,
+    gcudai_cuda_buffer_copy, gcudai_cuda_buffer_clear, NULL, gcudai_cuda_buffer_set_2d, gcudai_cuda_buffer_get_2d };
+
 static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     struct gcudai_cuda_device * d, void * ptr, size_t size, const struct gcudai_cuda_piece * piece) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = gcudai_cuda_buffer_free;
-    iface.get_base = gcudai_cuda_buffer_base;
-    iface.init_tensor = gcudai_cuda_buffer_init_tensor;
-    iface.memset_tensor = gcudai_cuda_buffer_memset;
-    iface.set_tensor = gcudai_cuda_buffer_set;
-    iface.get_tensor = gcudai_cuda_buffer_get;
-    iface.set_tensor_2d = gcudai_cuda_buffer_set_2d;
-    iface.get_tensor_2d = gcudai_cuda_buffer_get_2d;
-    iface.cpy_tensor = gcudai_cuda_buffer_copy;
-    iface.clear = gcudai_cuda_buffer_clear;
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) gcudai_calloc(1, sizeof(*b));
     if (b == NULL) { return NULL; }
     b->ptr = ptr;
     if (piece != NULL) { b->piece = *piece; }
-    gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
+    gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &gcudai_cuda_buffer_i, b, size);
     if (buffer == NULL) {
         gcudai_free(b);
         return NULL;
@@ -28838,6 +28836,9 @@ static void gcudai_cuda_split_forget(void) {
     }
 }
 
+static const struct gcuda_backend_buffer_type_i gcudai_cuda_split_buft_i = { gcudai_cuda_split_name,
+    gcudai_cuda_split_alloc, gcudai_cuda_buft_alignment, NULL, gcudai_cuda_split_alloc_size, NULL };
+
 gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(main_device, "cuda_split_buffer_type");
     struct gcudai_cuda_split_type * t =
@@ -28852,10 +28853,7 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device
     t->rounding = gcudai_cuda_split_rounding(t);
     snprintf(t->name, sizeof(t->name), "%s_Split", d->name);
     t->buft.device = &d->device;
-    t->buft.iface.get_name = gcudai_cuda_split_name;
-    t->buft.iface.alloc_buffer = gcudai_cuda_split_alloc;
-    t->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
-    t->buft.iface.get_alloc_size = gcudai_cuda_split_alloc_size;
+    t->buft.iface = gcudai_cuda_split_buft_i;
     struct gcudai_cuda_split_type * kept = gcudai_cuda_split_enter(t);
     if (kept != t) { gcudai_free(t); }
     return &kept->buft;
@@ -29089,20 +29087,15 @@ static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Without cpy_tensor: copies go through the host.
+static const struct gcuda_backend_buffer_i gcudai_cuda_split_buffer_i = { gcudai_cuda_split_free,
+    gcudai_cuda_split_base, gcudai_cuda_split_init_tensor, gcudai_cuda_split_memset, gcudai_cuda_split_set,
+    gcudai_cuda_split_get, NULL, gcudai_cuda_split_clear, gcudai_cuda_split_reset, NULL, NULL };
+
 static gcuda_status gcudai_cuda_split_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = gcudai_cuda_split_free;
-    iface.get_base = gcudai_cuda_split_base;
-    iface.init_tensor = gcudai_cuda_split_init_tensor;
-    iface.memset_tensor = gcudai_cuda_split_memset;
-    iface.set_tensor = gcudai_cuda_split_set;
-    iface.get_tensor = gcudai_cuda_split_get;
-    iface.clear = gcudai_cuda_split_clear; // no cpy_tensor: copies go through the host
-    iface.reset = gcudai_cuda_split_reset;
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) gcudai_calloc(1, sizeof(*b));
-    *buffer = b ? gcuda_backend_buffer_init(buft, &iface, b, size) : NULL;
+    *buffer = b ? gcuda_backend_buffer_init(buft, &gcudai_cuda_split_buffer_i, b, size) : NULL;
     if (*buffer == NULL) { gcudai_free(b); }
     return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
@@ -34113,11 +34106,9 @@ static void gcudai_cuda_plan_free(gcuda_backend_t backend, gcuda_backend_graph_p
 static gcuda_status gcudai_cuda_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const gcuda_status st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON(cu->device, st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph));
     return st;
 }
 
@@ -34313,13 +34304,10 @@ gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct g
 }
 
 gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
-    struct gcudai_cuda_scope scope;
     GCUDAI_FAIL_IF(!gcuda_backend_is_cuda(backend), GCUDA_STATUS_INVALID_ARGUMENT,
         "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_cache_clear(cu);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(cu->device, gcudai_cuda_cache_clear(cu));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -34391,26 +34379,22 @@ static gcuda_status gcudai_cuda_want_ours(
 static gcuda_status gcudai_cuda_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
 static gcuda_status gcudai_cuda_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
@@ -34430,23 +34414,17 @@ static gcuda_status gcudai_cuda_mark_lost_both(struct gcudai_cuda * a, struct gc
 
 static gcuda_status gcudai_cuda_copy_within(
     struct gcudai_cuda * cu, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", dst->name);
 }
 
 static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct gcudai_cuda * to, const char * name) {
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
-    cudaError_t err = cudaEventRecord(from->copied, from->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(from->device, err = cudaEventRecord(from->copied, from->stream));
     GCUDAI_TRY(gcudai_cuda_result(from, err, "cudaEventRecord", name));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, to->device));
-    err = cudaStreamWaitEvent(to->stream, from->copied, 0);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(to->device, err = cudaStreamWaitEvent(to->stream, from->copied, 0));
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
 }
 
@@ -34482,26 +34460,22 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
 
 static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_FAIL_IF(event->device != &cu->device->device, GCUDA_STATUS_INVALID_ARGUMENT,
         "event_record: an event of %s on backend %s", gcuda_backend_dev_name(event->device), cu->device->name);
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaEventRecord((cudaEvent_t) event->context, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaEventRecord", "event");
 }
 
 static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_FAIL_IF(event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new,
         GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device", cu->device->name,
         gcuda_backend_dev_name(event->device));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0));
     return gcudai_cuda_result(cu, err, "cudaStreamWaitEvent", "event");
 }
 
@@ -34616,6 +34590,11 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
+static const struct gcuda_backend_i gcudai_cuda_backend_i = { gcudai_cuda_backend_name, gcudai_cuda_backend_free,
+    gcudai_cuda_set_async, gcudai_cuda_get_async, gcudai_cuda_copy_async, gcudai_cuda_synchronize,
+    gcudai_cuda_plan_create, gcudai_cuda_plan_free, gcudai_cuda_plan_update, gcudai_cuda_plan_compute,
+    gcudai_cuda_graph_compute, gcudai_cuda_event_record, gcudai_cuda_event_wait, NULL };
+
 // whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
 static gcuda_status gcudai_cuda_open(
     const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
@@ -34633,19 +34612,7 @@ static gcuda_status gcudai_cuda_open(
     }
     memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
     cu->backend.device = &d->device;
-    cu->backend.iface.get_name = gcudai_cuda_backend_name;
-    cu->backend.iface.free = gcudai_cuda_backend_free;
-    cu->backend.iface.set_tensor_async = gcudai_cuda_set_async;
-    cu->backend.iface.get_tensor_async = gcudai_cuda_get_async;
-    cu->backend.iface.cpy_tensor_async = gcudai_cuda_copy_async;
-    cu->backend.iface.synchronize = gcudai_cuda_synchronize;
-    cu->backend.iface.graph_compute = gcudai_cuda_graph_compute;
-    cu->backend.iface.graph_plan_create = gcudai_cuda_plan_create;
-    cu->backend.iface.graph_plan_free = gcudai_cuda_plan_free;
-    cu->backend.iface.graph_plan_update = gcudai_cuda_plan_update;
-    cu->backend.iface.graph_plan_compute = gcudai_cuda_plan_compute;
-    cu->backend.iface.event_record = gcudai_cuda_event_record;
-    cu->backend.iface.event_wait = gcudai_cuda_event_wait;
+    cu->backend.iface = gcudai_cuda_backend_i;
     cu->device = d;
     cu->params = *params;
     if (params->peer == GCUDA_CUDA_PEER_AUTO && gcudai_env("GCUDA_CUDA_P2P") != NULL) {
@@ -34754,13 +34721,10 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_trim");
-    struct gcudai_cuda_scope scope;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_pool_trim_unused(&cu->pool);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(cu->device, gcudai_cuda_pool_trim_unused(&cu->pool));
     for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
         if (cu->subs[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->subs[i]->backend)); }
     }
@@ -34929,21 +34893,17 @@ static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_
 
 static gcuda_status gcudai_cuda_event_synchronize(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
-    const cudaError_t err = cudaEventSynchronize((cudaEvent_t) event->context);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(d, err = cudaEventSynchronize((cudaEvent_t) event->context));
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_fail(err, "cudaEventSynchronize", d->index, "waiting for an event");
 }
 
 static gcuda_status gcudai_cuda_event_query(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done) {
     const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
-    struct gcudai_cuda_scope scope;
     *done = false;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
-    const cudaError_t err = cudaEventQuery((cudaEvent_t) event->context);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(d, err = cudaEventQuery((cudaEvent_t) event->context));
     *done = err == cudaSuccess;
     return err == cudaSuccess || err == cudaErrorNotReady
                ? GCUDA_STATUS_SUCCESS
@@ -35053,6 +35013,15 @@ static void gcudai_cuda_describe_ids(struct gcudai_cuda_device * d, const struct
     if (!has_luid) { d->luid[0] = '\0'; }
 }
 
+static const struct gcuda_backend_device_i gcudai_cuda_dev_i = { gcudai_cuda_dev_name, gcudai_cuda_dev_description,
+    gcudai_cuda_dev_memory, gcudai_cuda_dev_type, gcudai_cuda_dev_props, gcudai_cuda_dev_init, gcudai_cuda_dev_buft,
+    gcudai_cuda_dev_host_buft, NULL, gcudai_cuda_dev_supports_op, gcudai_cuda_dev_supports_buft,
+    gcudai_cuda_dev_offload_op, gcudai_cuda_event_new, gcudai_cuda_event_free, gcudai_cuda_event_synchronize,
+    gcudai_cuda_event_query };
+
+static const struct gcuda_backend_buffer_type_i gcudai_cuda_buft_i = { gcudai_cuda_buft_name, gcudai_cuda_buft_alloc,
+    gcudai_cuda_buft_alignment, NULL, gcudai_cuda_buft_alloc_size, NULL };
+
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
     d->ordinal = index;
     d->cc = 100 * p->major + 10 * p->minor;
@@ -35069,25 +35038,8 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
         (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
     snprintf(d->description, sizeof(d->description), "%s", p->name);
     d->device.reg = &gcudai_cuda_registry;
-    d->device.iface.get_name = gcudai_cuda_dev_name;
-    d->device.iface.get_description = gcudai_cuda_dev_description;
-    d->device.iface.get_memory = gcudai_cuda_dev_memory;
-    d->device.iface.get_type = gcudai_cuda_dev_type;
-    d->device.iface.get_props = gcudai_cuda_dev_props;
-    d->device.iface.init_backend = gcudai_cuda_dev_init;
-    d->device.iface.get_buffer_type = gcudai_cuda_dev_buft;
-    d->device.iface.get_host_buffer_type = gcudai_cuda_dev_host_buft;
-    d->device.iface.supports_op = gcudai_cuda_dev_supports_op;
-    d->device.iface.supports_buft = gcudai_cuda_dev_supports_buft;
-    d->device.iface.offload_op = gcudai_cuda_dev_offload_op;
-    d->device.iface.event_new = gcudai_cuda_event_new;
-    d->device.iface.event_free = gcudai_cuda_event_free;
-    d->device.iface.event_synchronize = gcudai_cuda_event_synchronize;
-    d->device.iface.event_query = gcudai_cuda_event_query;
-    d->buft.iface.get_name = gcudai_cuda_buft_name;
-    d->buft.iface.alloc_buffer = gcudai_cuda_buft_alloc;
-    d->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
-    d->buft.iface.get_alloc_size = gcudai_cuda_buft_alloc_size;
+    d->device.iface = gcudai_cuda_dev_i;
+    d->buft.iface = gcudai_cuda_buft_i;
     gcudai_cuda_rename(d, index);
 }
 
@@ -35906,23 +35858,19 @@ static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
 
 gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const gcuda_status st = gcudai_cuda_profile_start(cu);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON(cu->device, st = gcudai_cuda_profile_start(cu));
     return st;
 }
 
 // With all times of records there, or dropped.
 static gcuda_status gcudai_cuda_profile_resolve_of(
     gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, (*cu)->device));
-    const gcuda_status st = gcudai_cuda_profile_resolve(*cu);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON((*cu)->device, st = gcudai_cuda_profile_resolve(*cu));
     return st;
 }
 
@@ -36191,7 +36139,6 @@ static gcuda_status gcudai_cuda_semaphore_type(
 static gcuda_status gcudai_cuda_import_semaphore(
     struct gcudai_cuda * cu, const struct gcuda_cuda_external_semaphore * s, int fd, cudaExternalSemaphore_t * handle) {
     struct cudaExternalSemaphoreHandleDesc d;
-    struct gcudai_cuda_scope scope;
     GCUDAI_ZERO(d);
     GCUDAI_TRY(gcudai_cuda_semaphore_type(s, &d.type));
     if (gcudai_cuda_is_fd(s->type)) {
@@ -36200,9 +36147,8 @@ static gcuda_status gcudai_cuda_import_semaphore(
         d.handle.win32.handle = s->handle;
         d.handle.win32.name = s->name;
     }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaImportExternalSemaphore(handle, &d);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaImportExternalSemaphore(handle, &d));
     return gcudai_cuda_result(cu, err, "cudaImportExternalSemaphore", "a semaphore");
 }
 
@@ -36238,7 +36184,6 @@ static gcuda_status gcudai_cuda_semaphore_use(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t s, uint64_t value, bool is_wait) {
     const char * what = is_wait ? "cuda_semaphore_wait" : "cuda_semaphore_signal";
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, what);
-    struct gcudai_cuda_scope scope;
     struct cudaExternalSemaphoreWaitParams wait;
     struct cudaExternalSemaphoreSignalParams signal;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
@@ -36248,10 +36193,9 @@ static gcuda_status gcudai_cuda_semaphore_use(
     GCUDAI_ZERO(wait);
     GCUDAI_ZERO(signal);
     wait.params.fence.value = signal.params.fence.value = s->is_timeline ? value : 0;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = is_wait ? cudaWaitExternalSemaphoresAsync(&s->handle, &wait, 1, cu->stream)
-                                    : cudaSignalExternalSemaphoresAsync(&s->handle, &signal, 1, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = is_wait ? cudaWaitExternalSemaphoresAsync(&s->handle, &wait, 1, cu->stream)
+                                             : cudaSignalExternalSemaphoresAsync(&s->handle, &signal, 1, cu->stream));
     return gcudai_cuda_result(
         cu, err, is_wait ? "cudaWaitExternalSemaphoresAsync" : "cudaSignalExternalSemaphoresAsync", "a semaphore");
 }
