@@ -36226,128 +36226,6 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
 
 enum { GCUDAI_SELFTEST_MAX_ELEMENTS = 4096 };
 
-static struct gcuda_tensor * gcudai_selftest_f32(struct gcuda_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2) {
-    return gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
-}
-static struct gcuda_tensor * gcudai_selftest_copy(struct gcuda_context * ctx) {
-    return gcuda_cont(ctx, gcuda_transpose(ctx, gcudai_selftest_f32(ctx, 40, 33, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_convert(struct gcuda_context * ctx) {
-    return gcuda_cast(ctx, gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 3, 1), GCUDA_TYPE_F16), GCUDA_TYPE_F32);
-}
-static struct gcuda_tensor * gcudai_selftest_rows(struct gcuda_context * ctx) {
-    return gcuda_get_rows(ctx, gcudai_selftest_f32(ctx, 50, 4, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 7));
-}
-static struct gcuda_tensor * gcudai_selftest_elements(struct gcuda_context * ctx) {
-    return gcuda_gelu(ctx, gcuda_add(ctx, gcudai_selftest_f32(ctx, 65, 3, 1), gcudai_selftest_f32(ctx, 65, 1, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_gates(struct gcuda_context * ctx) {
-    return gcuda_swiglu(ctx, gcudai_selftest_f32(ctx, 128, 3, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_norm(struct gcuda_context * ctx) {
-    return gcuda_rms_norm(ctx, gcudai_selftest_f32(ctx, 300, 3, 1), 1e-5f);
-}
-static struct gcuda_tensor * gcudai_selftest_soft_max(struct gcuda_context * ctx) {
-    return gcuda_soft_max(ctx, gcudai_selftest_f32(ctx, 77, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_sums(struct gcuda_context * ctx) {
-    return gcuda_sum(ctx, gcuda_cumsum(ctx, gcudai_selftest_f32(ctx, 100, 3, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_sort(struct gcuda_context * ctx) {
-    return gcuda_argsort(ctx, gcudai_selftest_f32(ctx, 70, 2, 1), GCUDA_SORT_ORDER_ASC);
-}
-static struct gcuda_tensor * gcudai_selftest_rope(struct gcuda_context * ctx) {
-    return gcuda_rope(ctx, gcudai_selftest_f32(ctx, 32, 3, 4), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 4), 32, 0);
-}
-static struct gcuda_tensor * gcudai_selftest_products(struct gcuda_context * ctx) {
-    return gcuda_mul_mat(ctx, gcudai_selftest_f32(ctx, 64, 48, 1), gcudai_selftest_f32(ctx, 64, 20, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_quantized(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_columns(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 128, 20, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 128, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_tiles(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 40, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 40, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_wgmma(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 32, 1), GCUDA_TYPE_BF16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 64, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_experts(struct gcuda_context * ctx) {
-    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), GCUDA_TYPE_Q8_0);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
-    return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 40), ids);
-}
-static struct gcuda_tensor * gcudai_selftest_floats(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_F16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_float_columns(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_BF16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_token_of(struct gcuda_context * ctx, enum gcuda_type type) {
-    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), type);
-    return gcuda_mul_mat_id(
-        ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 1), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_token(struct gcuda_context * ctx) {
-    return gcudai_selftest_token_of(ctx, GCUDA_TYPE_Q8_0);
-}
-static struct gcuda_tensor * gcudai_selftest_float_token(struct gcuda_context * ctx) {
-    return gcudai_selftest_token_of(ctx, GCUDA_TYPE_F16);
-}
-static struct gcuda_tensor * gcudai_selftest_joined(struct gcuda_context * ctx) {
-    struct gcuda_tensor * rows = gcudai_selftest_f32(ctx, 30, 1, 1);
-    return gcuda_concat(
-        ctx, gcuda_repeat(ctx, rows, gcudai_selftest_f32(ctx, 30, 4, 1)), gcudai_selftest_f32(ctx, 30, 2, 1), 1);
-}
-static struct gcuda_tensor * gcudai_selftest_loss(struct gcuda_context * ctx) {
-    return gcuda_cross_entropy_loss(ctx, gcudai_selftest_f32(ctx, 50, 7, 1), gcudai_selftest_f32(ctx, 50, 7, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * ctx) {
-    struct gcuda_tensor * in[4];
-    for (int i = 0; i < 4; ++i) { in[i] = gcudai_selftest_f32(ctx, 32, 2, 3); }
-    return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
-}
-static struct gcuda_tensor * gcudai_selftest_scan(struct gcuda_context * ctx) {
-    struct gcuda_tensor * states = gcudai_selftest_f32(ctx, 16, 8, 2);
-    struct gcuda_tensor * x = gcudai_selftest_f32(ctx, 8, 2, 3);
-    struct gcuda_tensor * dt = gcudai_selftest_f32(ctx, 2, 3, 1);
-    struct gcuda_tensor * a = gcudai_selftest_f32(ctx, 1, 2, 1);
-    struct gcuda_tensor * b = gcudai_selftest_f32(ctx, 16, 1, 3);
-    struct gcuda_tensor * c = gcudai_selftest_f32(ctx, 16, 1, 3);
-    return gcuda_ssm_scan(ctx, states, x, dt, a, b, c, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1));
-}
-// The diagonal is far from 0, or rounding would grow along the rows.
-static struct gcuda_tensor * gcudai_selftest_triangle(struct gcuda_context * ctx) {
-    struct gcuda_tensor * diagonal = gcuda_diag(ctx, gcuda_fill(ctx, gcudai_selftest_f32(ctx, 24, 1, 1), 4.0f));
-    struct gcuda_tensor * a = gcuda_add(ctx, diagonal, gcudai_selftest_f32(ctx, 24, 24, 1));
-    return gcuda_solve_tri(ctx, a, gcudai_selftest_f32(ctx, 10, 24, 1), true, true, false);
-}
-static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
-    struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
-    struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
-    return gcuda_flash_attn_ext(ctx, gcudai_selftest_f32(ctx, 64, 3, 2), k, v, NULL, 0.125f, 0.0f, 0.0f);
-}
-static struct gcuda_tensor * gcudai_selftest_conv(struct gcuda_context * ctx) {
-    struct gcuda_tensor * kernel = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 4, 5);
-    return gcuda_conv_2d(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 4), 1, 1, 1, 1, 1, 1);
-}
-static struct gcuda_tensor * gcudai_selftest_packed_conv(struct gcuda_context * ctx) {
-    struct gcuda_tensor * kernel =
-        gcuda_cast(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 8, 40), GCUDA_TYPE_F16);
-    return gcuda_conv_2d_direct(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 8), 1, 1, 1, 1, 1, 1);
-}
-static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
-    return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
-}
-
 // `forced` is 1 + the path of a product, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
 enum { GCUDAI_SELFTEST_PACKED = 100 };
 struct gcudai_selftest_case {
@@ -36355,39 +36233,80 @@ struct gcudai_selftest_case {
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
     int forced;
 };
+
+// Sources in F32, in another type by a cast, and indices.
+#define GCUDAI_IN(ne0, ne1, ne2) gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2)
+#define GCUDAI_AS(type, ne0, ne1, ne2) gcuda_cast(ctx, GCUDAI_IN(ne0, ne1, ne2), GCUDA_TYPE_##type)
+#define GCUDAI_IDS(ne0, ne1) gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, ne0, ne1)
+#define GCUDAI_KERNEL(c, n) gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, c, n)
+// The diagonal of the triangular system is far from 0, or rounding would grow along the rows.
+// clang-format off
+//    id, name, forced, result
+#define GCUDAI_SELFTESTS(X)                                                                                            \
+    X(copy, "copies", 0, gcuda_cont(ctx, gcuda_transpose(ctx, GCUDAI_IN(40, 33, 1))))                                  \
+    X(convert, "conversions", 0, gcuda_cast(ctx, GCUDAI_AS(F16, 64, 3, 1), GCUDA_TYPE_F32))                            \
+    X(rows, "rows", 0, gcuda_get_rows(ctx, GCUDAI_IN(50, 4, 1), GCUDAI_IDS(7, 1)))                                     \
+    X(joined, "joined rows", 0, gcuda_concat(                                                                          \
+        ctx, gcuda_repeat(ctx, GCUDAI_IN(30, 1, 1), GCUDAI_IN(30, 4, 1)), GCUDAI_IN(30, 2, 1), 1))                     \
+    X(elements, "elements", 0, gcuda_gelu(ctx, gcuda_add(ctx, GCUDAI_IN(65, 3, 1), GCUDAI_IN(65, 1, 1))))              \
+    X(gates, "gates", 0, gcuda_swiglu(ctx, GCUDAI_IN(128, 3, 1)))                                                      \
+    X(norm, "norms", 0, gcuda_rms_norm(ctx, GCUDAI_IN(300, 3, 1), 1e-5f))                                              \
+    X(soft_max, "soft_max", 0, gcuda_soft_max(ctx, GCUDAI_IN(77, 5, 1)))                                               \
+    X(sums, "sums", 0, gcuda_sum(ctx, gcuda_cumsum(ctx, GCUDAI_IN(100, 3, 1))))                                        \
+    X(loss, "losses", 0, gcuda_cross_entropy_loss(ctx, GCUDAI_IN(50, 7, 1), GCUDAI_IN(50, 7, 1)))                      \
+    X(sort, "sorting", 0, gcuda_argsort(ctx, GCUDAI_IN(70, 2, 1), GCUDA_SORT_ORDER_ASC))                               \
+    X(rope, "rope", 0, gcuda_rope(ctx, GCUDAI_IN(32, 3, 4), GCUDAI_IDS(4, 1), 32, 0))                                  \
+    X(products, "products", 0, gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                         \
+    X(plain, "plain products", 1 + GCUDAI_CUDA_MM_PLAIN,                                                               \
+        gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                                                \
+    X(quantized, "quantized products", 0, gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 64, 20, 1), GCUDAI_IN(64, 1, 1)))         \
+    X(columns, "quantized products of columns", 1 + GCUDAI_CUDA_MM_VEC,                                                \
+        gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 128, 20, 1), GCUDAI_IN(128, 5, 1)))                                         \
+    X(tiles, "products in tiles", 1 + GCUDAI_CUDA_MM_TILE,                                                             \
+        gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 64, 40, 1), GCUDAI_IN(64, 40, 1)))                                          \
+    X(gemm, "products of floats on tensor cores", 1 + GCUDAI_CUDA_MM_GEMM,                                             \
+        gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                                                \
+    X(wgmma, "products with wgmma", 1 + GCUDAI_CUDA_MM_WGMMA,                                                          \
+        gcuda_mul_mat(ctx, GCUDAI_AS(BF16, 64, 32, 1), GCUDAI_IN(64, 64, 1)))                                          \
+    X(floats, "products of floats, one column", 1 + GCUDAI_CUDA_MM_VEC,                                                \
+        gcuda_mul_mat(ctx, GCUDAI_AS(F16, 64, 20, 1), GCUDAI_IN(64, 1, 1)))                                            \
+    X(float_columns, "products of floats, few columns", 1 + GCUDAI_CUDA_MM_VEC,                                        \
+        gcuda_mul_mat(ctx, GCUDAI_AS(BF16, 64, 20, 1), GCUDAI_IN(64, 5, 1)))                                           \
+    X(experts, "experts", 0,                                                                                           \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(Q8_0, 64, 16, 4), GCUDAI_IN(64, 1, 40), GCUDAI_IDS(2, 40)))                    \
+    X(token, "experts of a token", 0,                                                                                  \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(Q8_0, 64, 16, 4), GCUDAI_IN(64, 1, 1), GCUDAI_IDS(2, 1)))                      \
+    X(float_token, "experts of floats of a token", 0,                                                                  \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(F16, 64, 16, 4), GCUDAI_IN(64, 1, 1), GCUDAI_IDS(2, 1)))                       \
+    X(attention, "attention", 0, gcuda_flash_attn_ext(ctx, GCUDAI_IN(64, 3, 2), GCUDAI_AS(F16, 64, 8, 2),              \
+        GCUDAI_AS(F16, 64, 8, 2), NULL, 0.125f, 0.0f, 0.0f))                                                           \
+    X(conv, "convolution", 0, gcuda_conv_2d(ctx, GCUDAI_KERNEL(4, 5), GCUDAI_IN(9, 8, 4), 1, 1, 1, 1, 1, 1))           \
+    X(packed_conv, "large convolution", GCUDAI_SELFTEST_PACKED, gcuda_conv_2d_direct(                                  \
+        ctx, gcuda_cast(ctx, GCUDAI_KERNEL(8, 40), GCUDA_TYPE_F16), GCUDAI_IN(9, 8, 8), 1, 1, 1, 1, 1, 1))             \
+    X(pool, "pooling", 0, gcuda_pool_2d(ctx, GCUDAI_IN(8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0))                 \
+    X(recurrence, "recurrences", 0, gcuda_gated_linear_attn(ctx, GCUDAI_IN(32, 2, 3), GCUDAI_IN(32, 2, 3),             \
+        GCUDAI_IN(32, 2, 3), GCUDAI_IN(32, 2, 3), GCUDAI_IN(32 * 32 * 2, 1, 1), 0.5f))                                 \
+    X(scan, "state spaces", 0, gcuda_ssm_scan(ctx, GCUDAI_IN(16, 8, 2), GCUDAI_IN(8, 2, 3), GCUDAI_IN(2, 3, 1),        \
+        GCUDAI_IN(1, 2, 1), GCUDAI_IN(16, 1, 3), GCUDAI_IN(16, 1, 3), GCUDAI_IDS(1, 1)))                               \
+    X(triangle, "triangular systems", 0, gcuda_solve_tri(ctx, gcuda_add(ctx,                                           \
+        gcuda_diag(ctx, gcuda_fill(ctx, GCUDAI_IN(24, 1, 1), 4.0f)), GCUDAI_IN(24, 24, 1)),                            \
+        GCUDAI_IN(10, 24, 1), true, true, false))
+// clang-format on
+
+#define X(id, name, forced, result) \
+    static struct gcuda_tensor * gcudai_selftest_##id(struct gcuda_context * ctx) { return result; }
+GCUDAI_SELFTESTS(X)
+#undef X
 static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
-    { "copies", gcudai_selftest_copy, 0 },
-    { "conversions", gcudai_selftest_convert, 0 },
-    { "rows", gcudai_selftest_rows, 0 },
-    { "joined rows", gcudai_selftest_joined, 0 },
-    { "elements", gcudai_selftest_elements, 0 },
-    { "gates", gcudai_selftest_gates, 0 },
-    { "norms", gcudai_selftest_norm, 0 },
-    { "soft_max", gcudai_selftest_soft_max, 0 },
-    { "sums", gcudai_selftest_sums, 0 },
-    { "losses", gcudai_selftest_loss, 0 },
-    { "sorting", gcudai_selftest_sort, 0 },
-    { "rope", gcudai_selftest_rope, 0 },
-    { "products", gcudai_selftest_products, 0 },
-    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
-    { "quantized products", gcudai_selftest_quantized, 0 },
-    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
-    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_GEMM },
-    { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
-    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
-    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "experts", gcudai_selftest_experts, 0 },
-    { "experts of a token", gcudai_selftest_token, 0 },
-    { "experts of floats of a token", gcudai_selftest_float_token, 0 },
-    { "attention", gcudai_selftest_attention, 0 },
-    { "convolution", gcudai_selftest_conv, 0 },
-    { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
-    { "pooling", gcudai_selftest_pool, 0 },
-    { "recurrences", gcudai_selftest_recurrence, 0 },
-    { "state spaces", gcudai_selftest_scan, 0 },
-    { "triangular systems", gcudai_selftest_triangle, 0 },
+#define X(id, name, forced, result) { name, gcudai_selftest_##id, forced },
+    GCUDAI_SELFTESTS(X)
+#undef X
 };
+#undef GCUDAI_IN
+#undef GCUDAI_AS
+#undef GCUDAI_IDS
+#undef GCUDAI_KERNEL
+#undef GCUDAI_SELFTESTS
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
 struct gcudai_selftest { // the graph on one backend
