@@ -13999,8 +13999,7 @@ static gcuda_status gcudai_dup_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->cpy.x = gcudai_array(y->src[0]);
-    args->cpy.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->cpy.y, &args->cpy.x);
     args->cpy.scratch = NULL; // kernels take the struct as it is
 }
 
@@ -14792,8 +14791,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
 
 static void gcudai_pad_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_pad_args * p = &args->pad;
-    p->x = gcudai_array(y->src[0]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->x);
     const struct gcudai_pad_params pad = gcudai_pad_params_of(y);
     const struct gcudai_roll_params roll = gcudai_roll_params_of(y);
     p->is_circular = y->op != GCUDA_OP_PAD || pad.is_circular != 0;
@@ -14882,8 +14880,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->pad_reflect_1d.x = gcudai_array(y->src[0]);
-    args->pad_reflect_1d.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->pad_reflect_1d.y, &args->pad_reflect_1d.x);
     args->pad_reflect_1d.p0 = gcudai_pad_reflect_1d_params_of(y).p0;
 }
 
@@ -14950,8 +14947,7 @@ static gcuda_status gcudai_diag_check(const struct gcuda_tensor * y) {
 static void gcudai_mask_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_mask_args * p = &args->mask;
     const int tri = gcudai_tri_params_of(y).type;
-    p->x = gcudai_array(y->src[0]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->x);
     p->from = -GCUDAI_MASK_FAR;
     p->to = GCUDAI_MASK_FAR;
     p->value = y->op == GCUDA_OP_DIAG_MASK_INF ? -INFINITY
@@ -15141,8 +15137,7 @@ static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * 
 }
 
 static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->timestep_embedding.x = gcudai_array(y->src[0]);
-    args->timestep_embedding.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->timestep_embedding.y, &args->timestep_embedding.x);
     args->timestep_embedding.max_period = gcudai_timestep_embedding_params_of(y).max_period;
 }
 
@@ -15991,8 +15986,7 @@ static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->norm.x = gcudai_array(y->src[0]);
-    args->norm.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->norm.y, &args->norm.x);
     args->norm.eps = gcudai_norm_params_of(y).eps;
 }
 
@@ -16121,8 +16115,7 @@ static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->group_norm.x = gcudai_array(y->src[0]);
-    args->group_norm.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->group_norm.y, &args->group_norm.x);
     args->group_norm.n_groups = gcudai_group_norm_params_of(y).n_groups;
     args->group_norm.eps = gcudai_group_norm_params_of(y).eps;
 }
@@ -16238,8 +16231,7 @@ static gcuda_status gcudai_sum_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_sum_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sum.x = gcudai_array(y->src[0]);
-    args->sum.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->sum.y, &args->sum.x);
     gcudai_fold(&args->sum.x, NULL, 0);
 }
 
@@ -16282,8 +16274,7 @@ static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcu
 }
 
 static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->reduce.x = gcudai_array(y->src[0]);
-    args->reduce.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->reduce.y, &args->reduce.x);
 }
 
 static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) {
@@ -17171,8 +17162,7 @@ static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sort.x = gcudai_array(y->src[0]);
-    args->sort.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->sort.y, &args->sort.x);
     const bool is_desc = gcudai_argsort_params_of(y).order != 0; // TOP_K: no parameters
     args->sort.order = is_desc ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
 }
@@ -20049,8 +20039,7 @@ static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
 
 static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const int32_t mode = gcudai_upscale_params_of(y).mode;
-    args->upscale.x = gcudai_array(y->src[0]);
-    args->upscale.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->upscale.y, &args->upscale.x);
     args->upscale.mode = (enum gcuda_scale_mode)(mode & 0xff);
     args->upscale.align_corners = (mode & GCUDA_SCALE_FLAG_ALIGN_CORNERS) != 0;
     args->upscale.antialias = (mode & GCUDA_SCALE_FLAG_ANTIALIAS) != 0;
@@ -28515,22 +28504,29 @@ static gcuda_status gcudai_aligned_layout(
     return gcudai_layout(type, padded, nb, size);
 }
 
-// A copy of t in scratch memory with rows at multiples of `align` bytes, unless cuBLAS takes t and its rows are aligned
-// already. Quantized weights become BF16, whose range is that of F32.
-static gcuda_status gcudai_cuda_packed(
-    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
+// Replaces t by a copy in scratch memory with rows at multiples of `align` bytes.
+static gcuda_status gcudai_cuda_pack(struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type,
+    size_t align, const char * purpose, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
-    *scratch = NULL;
-    if (gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)) { return GCUDA_STATUS_SUCCESS; }
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     copy.y.type = type;
     GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, purpose, scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
+}
+
+// gcudai_cuda_pack, unless cuBLAS takes t and its rows are aligned already. Quantized weights become BF16, whose range
+// is that of F32.
+static gcuda_status gcudai_cuda_packed(
+    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
+    *scratch = NULL;
+    return gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_pack(cu, t, type, align, "mul_mat: packed operand", scratch);
 }
 
 // A copy of activations in F16. Rows that F16 could not represent are divided by a power of two; these factors follow
@@ -29308,16 +29304,9 @@ static void gcudai_cuda_share_reach(
 
 // Replaces an operand that no 2D copy can take by a packed copy in scratch.
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
-    struct gcuda_cpy_args copy;
-    size_t size = 0;
-    if (t->data == NULL || gcudai_cuda_split_pitch(t) > 0) { return GCUDA_STATUS_SUCCESS; }
-    copy.x = copy.y = *t;
-    copy.scratch = NULL;
-    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
-    copy.y.data = *scratch;
-    *t = copy.y;
-    return gcuda_launch_cpy(&copy, cu->stream);
+    return t->data == NULL || gcudai_cuda_split_pitch(t) > 0
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_pack(cu, t, t->type, 1, "row-split product: packed operand", scratch);
 }
 
 // Replaces an operand by a packed copy in the side's scratch. n_columns: activation columns of the product.
@@ -29925,17 +29914,13 @@ static gcuda_status gcudai_cuda_want_data(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Refuses a graph as a whole, before the first launch.
-static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, const struct gcuda_cgraph * graph) {
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        const struct gcuda_tensor * y = graph->nodes[i];
-        GCUDAI_TRY(gcudai_cuda_supports(d, y));
-        if (!gcudai_is_skipped(y)) {
-            GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
-            for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-                if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k])); }
-            }
-        }
+// Whether a node can be run, its memory included.
+static gcuda_status gcudai_cuda_can_run(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_cuda_supports(d, y));
+    if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k])); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -30021,17 +30006,9 @@ static gcuda_status gcudai_cuda_run_packed(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
     union gcuda_args own = *args; // a plan keeps its own
     struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
-    struct gcuda_cpy_args copy;
-    size_t size = 0;
     void * scratch = NULL;
     if (t == NULL) { return gcudai_cuda_run_op(cu, args, y); }
-    copy.x = copy.y = *t;
-    copy.scratch = NULL;
-    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "packed operand", &scratch));
-    copy.y.data = scratch;
-    *t = copy.y;
-    gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
+    gcuda_status st = gcudai_cuda_pack(cu, t, t->type, 1, "packed operand", &scratch);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
     gcudai_cuda_pool_release(&cu->pool, scratch);
     return st;
@@ -30111,9 +30088,9 @@ static void gcudai_cuda_detect_capture(struct gcudai_cuda * cu) {
     }
 }
 
-// Node by node, as the list has them.
+// Node by node, as the list has them. A graph is refused as a whole, before the first launch.
 static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
-    GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
+    for (int i = 0; i < graph->n_nodes; ++i) { GCUDAI_TRY(gcudai_cuda_can_run(cu->device, graph->nodes[i])); }
     gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
@@ -33527,17 +33504,6 @@ static void gcudai_cuda_plan_summarize(struct gcudai_cuda_plan * plan) {
     if (plan->has_split != was_split) { plan->has_run = plan->no_graph = false; }
 }
 
-static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
-    if (!gcudai_is_skipped(y)) {
-        GCUDAI_TRY(gcudai_cuda_want_data(cu->device, y, y));
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(y->src[k] != NULL ? gcudai_cuda_want_data(cu->device, y, y->src[k]) : GCUDA_STATUS_SUCCESS);
-        }
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, int node) {
     bool is_stale = snapshot->seen[node].has_changed;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
@@ -33636,7 +33602,9 @@ static void gcudai_cuda_step_again(
 static gcuda_status gcudai_cuda_can_follow(
     const struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
     for (int i = 0; i < snapshot->n_nodes; ++i) {
-        if (gcudai_cuda_is_stale(snapshot, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, snapshot->seen[i].tensor)); }
+        if (gcudai_cuda_is_stale(snapshot, i)) {
+            GCUDAI_TRY(gcudai_cuda_can_run(cu->device, snapshot->seen[i].tensor));
+        }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -33708,7 +33676,7 @@ static gcuda_status gcudai_cuda_plan_make(
     int n = 0;
     *result = NULL;
     for (int i = 0; i < snapshot->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
-        st = gcudai_cuda_can_step(cu, snapshot->seen[i].tensor);
+        st = gcudai_cuda_can_run(cu->device, snapshot->seen[i].tensor);
         n += !gcudai_is_skipped(snapshot->seen[i].tensor);
     }
     struct gcudai_cuda_plan * plan =
