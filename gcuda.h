@@ -12674,7 +12674,7 @@ static gcuda_status gcudai_want_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// What a check wants of a tensor; several are joined by |.
+// Demands of a check on a tensor; several are joined by |.
 enum {
     GCUDAI_IS_FLOAT = 1,
     GCUDAI_IS_F32 = 2,
