@@ -8024,6 +8024,11 @@ static gcuda_status gcudai_null_fail(const char * function, const char * object)
         gcudai_message[0] != '\0' ? "; the error before: " : "", gcudai_message);
 }
 
+// The two objects that a function was given must not be NULL.
+static gcuda_status gcudai_given(const char * function, const char * a, bool has_a, const char * b, bool has_b) {
+    return has_a && has_b ? GCUDA_STATUS_SUCCESS : gcudai_null_fail(function, has_a ? b : a);
+}
+
 // Appends to a bounded text; counts what did not fit, as snprintf does.
 struct gcudai_text {
     char * text;
@@ -12751,7 +12756,7 @@ gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
 }
 
 gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args) {
-    if (node == NULL || args == NULL) { return gcudai_null_fail("node_args", node == NULL ? "node" : "args"); }
+    GCUDAI_TRY(gcudai_given("node_args", "node", node, "args", args));
     GCUDAI_TRY(gcudai_check_node(node));
     GCUDAI_ZERO(*args);
     gcudai_op_row(node->op)->args(node, args);
@@ -22212,34 +22217,8 @@ struct gcuda_gallocr {
 
 // ---- buffers without memory, for tensors that still name one ----
 
-static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
-        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
-}
-static gcuda_status gcudai_retired_memset(
-    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    (void) value;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_set(
-    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
-    (void) data;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_get(
-    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
-    (void) data;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
-    (void) value;
-    return gcudai_retired_error(buffer, NULL);
+static bool gcudai_is_retired(gcuda_backend_buffer_t buffer) {
+    return buffer != NULL && buffer->size == 0 && buffer->iface.get_tensor == NULL;
 }
 
 static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
@@ -22251,10 +22230,6 @@ static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
     }
     if (buffer->iface.free_buffer != NULL) { buffer->iface.free_buffer(buffer); }
     GCUDAI_ZERO(buffer->iface);
-    buffer->iface.memset_tensor = gcudai_retired_memset;
-    buffer->iface.set_tensor = gcudai_retired_set;
-    buffer->iface.get_tensor = gcudai_retired_get;
-    buffer->iface.clear = gcudai_retired_clear;
     buffer->size = 0;
     buffer->context = g->retired;
     g->retired = buffer;
@@ -22265,7 +22240,7 @@ static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer
     for (int i = 0; i < g->n_bufs; ++i) {
         if (buffer != NULL && g->buffers[i] == buffer) { return true; }
     }
-    return buffer != NULL && buffer->iface.get_tensor == gcudai_retired_get;
+    return gcudai_is_retired(buffer);
 }
 
 static gcudai_atomic_i32 gcudai_n_checking; // number of allocators in checking mode, of all threads
@@ -22689,9 +22664,7 @@ gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_c
 
 gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
-    if (galloc == NULL || graph == NULL) {
-        return gcudai_null_fail("gallocr_reserve", galloc == NULL ? "allocator" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("gallocr_reserve", "allocator", galloc, "graph", graph));
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
         const size_t need = galloc->dyns[i].max_size;
@@ -22791,9 +22764,7 @@ static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_
 
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
-    if (galloc == NULL || graph == NULL) {
-        return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("gallocr_alloc_graph", "allocator", galloc, "graph", graph));
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
     GCUDAI_FAIL_IF(!is_ok && galloc->n_bufs > 1, GCUDA_STATUS_INVALID_ARGUMENT,
         "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
@@ -22883,8 +22854,7 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcudai_buffer_list list;
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
-    if (ctx == NULL || buft == NULL) {
-        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "backend or buffer type");
+    if (gcudai_given("alloc_ctx_tensors", "context", ctx, "backend or buffer type", buft) != GCUDA_STATUS_SUCCESS) {
         return NULL;
     }
     GCUDAI_NULL_IF(!ctx->no_alloc, GCUDA_STATUS_INVALID_ARGUMENT,
@@ -23189,6 +23159,9 @@ static gcuda_status gcudai_check_range(
         : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
                                     : ": it is a view made before its owner was allocated, see "
                                       "gcuda_backend_view_init");
+    GCUDAI_FAIL_IF(size > 0 && gcudai_is_retired(gcudai_buffer_of(t)), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %s has no memory any more: its buffer (%s) has been replaced", what, gcudai_called(t),
+        gcuda_backend_buffer_name(gcudai_buffer_of(t)));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23419,10 +23392,7 @@ gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     gcuda_backend_graph_plan_t plan = NULL;
-    if (backend == NULL || graph == NULL) {
-        gcudai_null_fail("graph_plan_create", backend == NULL ? "backend" : "graph");
-        return NULL;
-    }
+    if (gcudai_given("graph_plan_create", "backend", backend, "graph", graph) != GCUDA_STATUS_SUCCESS) { return NULL; }
     GCUDAI_NULL_IF(backend->iface.graph_plan_create == NULL, GCUDA_STATUS_UNSUPPORTED,
         "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
@@ -23435,9 +23405,7 @@ void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_
 }
 
 gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
-    if (backend == NULL || plan == NULL) {
-        return gcudai_null_fail("graph_plan_compute", backend == NULL ? "backend" : "plan");
-    }
+    GCUDAI_TRY(gcudai_given("graph_plan_compute", "backend", backend, "plan", plan));
     GCUDAI_FAIL_IF(backend->iface.graph_plan_compute == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_compute(backend, plan);
@@ -23445,9 +23413,7 @@ gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_bac
 
 gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph) {
-    if (backend == NULL || plan == NULL) {
-        return gcudai_null_fail("graph_plan_update", backend == NULL ? "backend" : "plan");
-    }
+    GCUDAI_TRY(gcudai_given("graph_plan_update", "backend", backend, "plan", plan));
     GCUDAI_FAIL_IF(backend->iface.graph_plan_update == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: %s has no plans that can be updated", gcuda_backend_name(backend));
     return backend->iface.graph_plan_update(backend, plan, graph);
@@ -23477,9 +23443,7 @@ void gcuda_backend_event_free(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL) {
-        return gcudai_null_fail("event_record", event == NULL ? "event" : "backend");
-    }
+    GCUDAI_TRY(gcudai_given("event_record", "event", event, "backend", backend));
     GCUDAI_FAIL_IF(backend->iface.event_record == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events",
         gcuda_backend_name(backend));
     return backend->iface.event_record(backend, event);
@@ -23491,16 +23455,14 @@ gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
+    GCUDAI_TRY(gcudai_given("event_query", "event", event, "result", done));
     GCUDAI_FAIL_IF(event->device->iface.event_query == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
         "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
     return event->device->iface.event_query(event->device, event, done);
 }
 
 gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL) {
-        return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend");
-    }
+    GCUDAI_TRY(gcudai_given("event_wait", "event", event, "backend", backend));
     GCUDAI_FAIL_IF(backend->iface.event_wait == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events",
         gcuda_backend_name(backend));
     return backend->iface.event_wait(backend, event);
@@ -23533,10 +23495,7 @@ bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_te
 }
 
 bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    if (dev == NULL || op == NULL) {
-        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
-        return false;
-    }
+    if (gcudai_given("supports_op", "device", dev, "node", op) != GCUDA_STATUS_SUCCESS) { return false; }
     return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
 }
 
@@ -23549,7 +23508,7 @@ gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, si
 }
 
 gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
-    if (dev == NULL || props == NULL) { return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result"); }
+    GCUDAI_TRY(gcudai_given("dev_get_props", "device", dev, "result", props));
     memset(props, 0, sizeof(*props));
     return dev->iface.get_props(dev, props);
 }
@@ -23713,9 +23672,7 @@ static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgr
 }
 
 gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    if (backend == NULL || graph == NULL) {
-        return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("graph_compute", "backend", backend, "graph", graph));
     if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
     return backend->iface.graph_compute(backend, graph);
 }
@@ -24559,7 +24516,7 @@ struct gcuda_cplan gcuda_graph_plan(
 gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan) {
     struct gcudai_cpu_setup s;
     size_t work = 0;
-    if (graph == NULL || cplan == NULL) { return gcudai_null_fail("graph_compute", graph == NULL ? "graph" : "plan"); }
+    GCUDAI_TRY(gcudai_given("graph_compute", "graph", graph, "plan", cplan));
     GCUDAI_FAIL_IF(cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_compute: %d threads, want 1 to %d", cplan->n_threads, GCUDA_MAX_N_THREADS);
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
@@ -39657,7 +39614,7 @@ uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_i
 static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type,
     bool is_array, const void * out, const struct gcudai_gguf_kv ** found) {
     const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
-    if (g == NULL || out == NULL) { return gcudai_null_fail("gguf_get", g == NULL ? "gguf context" : "result"); }
+    GCUDAI_TRY(gcudai_given("gguf_get", "gguf context", g, "result", out));
     GCUDAI_FAIL_IF(kv == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
         (unsigned long long) g->n_kv);
     if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
@@ -40621,7 +40578,7 @@ static gcuda_status gcudai_gguf_copy_kv(struct gcudai_gguf_kv * to, const struct
 }
 
 gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src) {
-    if (g == NULL || src == NULL) { return gcudai_null_fail("gguf_set_kv", g == NULL ? "gguf context" : "source"); }
+    GCUDAI_TRY(gcudai_given("gguf_set_kv", "gguf context", g, "source", src));
     for (size_t i = 0; i < src->n_kv && g != src; ++i) {
         struct gcudai_gguf_kv kv;
         const gcuda_status st = gcudai_gguf_copy_kv(&kv, &src->kv[i]);
@@ -40637,7 +40594,7 @@ gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda
 gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id) {
     const int64_t id = gcuda_gguf_find_key(g, key);
     if (key_id != NULL) { *key_id = id; }
-    if (g == NULL || key == NULL) { return gcudai_null_fail("gguf_remove_key", g == NULL ? "gguf context" : "key"); }
+    GCUDAI_TRY(gcudai_given("gguf_remove_key", "gguf context", g, "key", key));
     if (id < 0) { return GCUDA_STATUS_SUCCESS; }
     gcudai_gguf_kv_free(&g->kv[id]);
     g->n_kv--;
@@ -40648,9 +40605,7 @@ gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * k
 }
 
 gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor) {
-    if (g == NULL || tensor == NULL) {
-        return gcudai_null_fail("gguf_add_tensor", g == NULL ? "gguf context" : "tensor");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_add_tensor", "gguf context", g, "tensor", tensor));
     GCUDAI_TRY(gcudai_gguf_check_new_name(tensor->name, GCUDA_MAX_NAME - 1, "the name of a tensor", "gguf_add_tensor"));
     GCUDAI_FAIL_IF(gcuda_gguf_find_tensor(g, tensor->name) >= 0, GCUDA_STATUS_INVALID_ARGUMENT,
         "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
@@ -40681,7 +40636,7 @@ gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct g
 static gcuda_status gcudai_gguf_named_tensor(
     struct gcuda_gguf_context * g, const char * name, const char * function, struct gcudai_gguf_tensor ** t) {
     const int64_t id = gcuda_gguf_find_tensor(g, name);
-    if (g == NULL || name == NULL) { return gcudai_null_fail(function, g == NULL ? "gguf context" : "name"); }
+    GCUDAI_TRY(gcudai_given(function, "gguf context", g, "name", name));
     GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name);
     *t = &g->tensors[id];
     return GCUDA_STATUS_SUCCESS;
@@ -40878,9 +40833,7 @@ uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g) {
 gcuda_status gcuda_gguf_write_to_callback(
     const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta) {
     struct gcudai_gguf_output o;
-    if (g == NULL || callback == NULL) {
-        return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "callback");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "callback", callback));
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     GCUDAI_ZERO(o);
     o.write = callback;
@@ -40896,7 +40849,7 @@ gcuda_status gcuda_gguf_write_to_callback(
 
 gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta) {
     struct gcudai_gguf_output o;
-    if (g == NULL || data == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "buffer"); }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "buffer", data));
     const uint64_t need = only_meta ? gcuda_gguf_get_meta_size(g) : gcuda_gguf_get_write_size(g);
     GCUDAI_FAIL_IF(size < need, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu",
         (unsigned long long) size, (unsigned long long) need);
@@ -40942,7 +40895,7 @@ static gcuda_status gcudai_gguf_write_path(
 }
 
 gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta) {
-    if (g == NULL || path == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "path"); }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "path", path));
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     const size_t n = strlen(path);
     char * part = (char *) gcudai_alloc(n + sizeof(".part"));
@@ -40998,9 +40951,7 @@ gcuda_status gcuda_gguf_write_split(
     const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts) {
     int count = 0;
     if (n_parts != NULL) { *n_parts = 0; }
-    if (g == NULL || prefix == NULL) {
-        return gcudai_null_fail("gguf_write_split", g == NULL ? "gguf context" : "prefix");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_write_split", "gguf context", g, "prefix", prefix));
     GCUDAI_TRY(gcudai_gguf_want_data(g));
     for (size_t at = 0; count == 0 || at < g->n_tensors; count++) {
         at = gcudai_gguf_part_end(g, at, max_part_bytes);
