@@ -21320,9 +21320,9 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 struct gcudai_backward {
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
-    bool * wanted;                    // per hash slot: a parameter flows into the tensor
-    const struct gcuda_tensor * node; // being differentiated
-    gcuda_status status;              // an error that no constructor has latched
+    bool * wanted;              // per hash slot: a parameter flows into the tensor
+    struct gcuda_tensor * node; // being differentiated
+    gcuda_status status;        // an error that no constructor has latched
 };
 
 static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gcuda_tensor * t) {
@@ -21381,56 +21381,32 @@ static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tens
         if (gcudai_grad_wants((b), (k))) { gcudai_grad_add((b), (k), (expr)); } \
     } while (0)
 
+// The derivative of one operation, y of x and perhaps of w: what the sources x and w get of the gradient g.
+#define GCUDAI_GRAD_OF(name, of_x, of_w)                                                    \
+    static void gcudai_##name##_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { \
+        struct gcuda_context * ctx = b->ctx;                                                \
+        struct gcuda_tensor *y = b->node, *x = b->node->src[0], *w = b->node->src[1];       \
+        (void) ctx, (void) y, (void) x, (void) w;                                           \
+        GCUDAI_GRAD_IF(b, 0, of_x);                                                         \
+        GCUDAI_GRAD_IF(b, 1, of_w);                                                         \
+    }
+#define GCUDAI_GRAD(name, of_x) GCUDAI_GRAD_OF(name, of_x, NULL)
+
 // ---- element-wise ----
 
-static void gcudai_add_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, g, b->node->src[1]));
-}
-
-static void gcudai_sub_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, g), b->node->src[1]));
-}
-
-static void gcudai_mul_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, gcuda_mul(b->ctx, g, b->node->src[1]));
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), b->node->src[1]));
-}
-
-static void gcudai_div_grad(
-    struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    struct gcuda_tensor * q = b->node->src[1];
-    GCUDAI_GRAD_IF(b, 0, gcuda_div(b->ctx, g, q));
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, gcuda_div(b->ctx, gcuda_mul(b->ctx, g, y), q)), q));
-}
-
-static void gcudai_add1_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_shaped(b->ctx, gcuda_sum(b->ctx, g), b->node->src[1]));
-}
-
-static void gcudai_sqr_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), 2.0f));
-}
-
-static void gcudai_sqrt_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_div(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node), 0.5f));
-}
-
-static void gcudai_log_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_div(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_sin_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, gcuda_cos(b->ctx, b->node->src[0])));
-}
-static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0]))));
-}
-static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_scale_params_of(b->node).scale));
-}
+GCUDAI_GRAD_OF(add, g, gcudai_summed(ctx, g, w))
+GCUDAI_GRAD_OF(sub, g, gcudai_summed(ctx, gcuda_neg(ctx, g), w))
+GCUDAI_GRAD_OF(mul, gcuda_mul(ctx, g, w), gcudai_summed(ctx, gcuda_mul(ctx, g, x), w))
+// y = x / w: dx = g / w, dw = -g y / w
+GCUDAI_GRAD_OF(
+    div, gcuda_div(ctx, g, w), gcudai_summed(ctx, gcuda_neg(ctx, gcuda_div(ctx, gcuda_mul(ctx, g, y), w)), w))
+GCUDAI_GRAD_OF(add1, g, gcudai_shaped(ctx, gcuda_sum(ctx, g), w))
+GCUDAI_GRAD(sqr, gcuda_scale(ctx, gcuda_mul(ctx, g, x), 2.0f))
+GCUDAI_GRAD(sqrt, gcuda_scale(ctx, gcuda_div(ctx, g, y), 0.5f))
+GCUDAI_GRAD(log, gcuda_div(ctx, g, x))
+GCUDAI_GRAD(sin, gcuda_mul(ctx, g, gcuda_cos(ctx, x)))
+GCUDAI_GRAD(cos, gcuda_neg(ctx, gcuda_mul(ctx, g, gcuda_sin(ctx, x))))
+GCUDAI_GRAD(scale, gcuda_scale(ctx, g, gcudai_scale_params_of(y).scale))
 
 static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // slope + (1 - slope) step(x)
     const float slope = gcudai_leaky_relu_params_of(b->node).slope;
@@ -21518,7 +21494,7 @@ static const gcudai_chain_fn gcudai_chains[GCUDA_UNARY_OP_COUNT] = {
 };
 
 static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const enum gcuda_unary_op op = gcuda_get_unary_op(y);
     if (op == GCUDA_UNARY_OP_COUNT) { // the caller changed it
         gcudai_grad_none(b, gcuda_unary_op_name(op));
@@ -21560,30 +21536,15 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 
 // ---- reductions and movement ----
 
-static void gcudai_sum_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_sum_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-
-static void gcudai_mean_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(
-        b, 0, gcuda_repeat(b->ctx, gcuda_scale(b->ctx, g, 1.0f / (float) b->node->src[0]->ne[0]), b->node->src[0]));
-}
-
-static void gcudai_repeat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat_back(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_repeat_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_reshape_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcudai_shaped(b->ctx, g, b->node->src[0]));
-} // also dup, cont, cpy
-static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_transpose(b->ctx, g));
-}
+GCUDAI_GRAD(sum, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(sum_rows, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(mean, gcuda_repeat(ctx, gcuda_scale(ctx, g, 1.0f / (float) x->ne[0]), x))
+GCUDAI_GRAD(repeat, gcuda_repeat_back(ctx, g, x))
+GCUDAI_GRAD(repeat_back, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(reshape, gcudai_shaped(ctx, g, x)) // also dup, cont, cpy
+GCUDAI_GRAD(transpose, gcuda_transpose(ctx, g))
+GCUDAI_GRAD(diag_mask, gcuda_diag_mask_zero(ctx, g, gcudai_diag_mask_params_of(y).n_past))
+GCUDAI_GRAD(tri, gcuda_tri(ctx, g, (enum gcuda_tri_type) gcudai_tri_params_of(y).type))
 
 static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     int back[GCUDA_MAX_DIMS];
@@ -21624,10 +21585,7 @@ static struct gcuda_tensor * gcudai_grad_region(
         nb[1], nb[2], nb[3]);
 }
 
-static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
-}
+GCUDAI_GRAD_OF(acc, g, gcuda_cont(ctx, gcudai_grad_region(b, g, w)))
 
 static void gcudai_set_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
@@ -21682,19 +21640,9 @@ static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor
     gcudai_grad_add(b, 0, gcuda_get_rows_back(b->ctx, g, b->node->src[1], b->node->src[0]));
 }
 
-static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_diag_mask_params_of(b->node).n_past));
-}
-static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_tri_params_of(b->node).type));
-}
-
 // ---- norms ----
 
-static void gcudai_rms_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
-    gcudai_grad_add(b, 0, gcuda_rms_norm_back(b->ctx, g, x, gcudai_norm_params_of(b->node).eps));
-}
+GCUDAI_GRAD(rms_norm, gcuda_rms_norm_back(ctx, g, gcudai_packed(ctx, x), gcudai_norm_params_of(y).eps))
 
 // Of y = (x - mean) / sqrt(var + eps) over rows:  (g - mean(g) - y mean(g y)) / sqrt(var + eps)
 static struct gcuda_tensor * gcudai_norm_slope(
@@ -21707,16 +21655,12 @@ static struct gcuda_tensor * gcudai_norm_slope(
     return gcuda_div(ctx, rest, sd);
 }
 
-static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, x, y, gcudai_norm_params_of(b->node).eps));
-}
+GCUDAI_GRAD(norm, gcudai_norm_slope(ctx, g, gcudai_packed(ctx, x), y, gcudai_norm_params_of(y).eps))
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0];
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(b->node);
     const int64_t n_groups = p.n_groups;
     if (n_groups < 1 || x->ne[2] % n_groups != 0) {
@@ -21733,7 +21677,7 @@ static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tens
 static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0];
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const float eps = gcudai_norm_params_of(b->node).eps;
     struct gcuda_tensor * above =
         gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
@@ -21765,12 +21709,8 @@ static struct gcuda_tensor * gcudai_product_of_grad(
     return y;
 }
 
-static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * w = b->node->src[0];
-    struct gcuda_tensor * x = b->node->src[1];
-    GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcudai_product_of_grad(b, x, g), w));
-    GCUDAI_GRAD_IF(b, 1, gcudai_product_of_grad(b, w, gcuda_transpose(b->ctx, g)));
-}
+GCUDAI_GRAD_OF(mul_mat, gcudai_grouped(ctx, gcudai_product_of_grad(b, w, g), x),
+    gcudai_product_of_grad(b, x, gcuda_transpose(ctx, g)))
 
 static void gcudai_soft_max_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // mask and bias only shift the logits
@@ -21778,14 +21718,14 @@ static void gcudai_soft_max_grad(
         gcudai_grad_none(b, "of mask or sinks");
         return;
     }
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     gcudai_grad_add(b, 0, gcuda_soft_max_ext_back(b->ctx, g, y, gcudai_soft_max_params_of(y).scale, 0.0f));
 }
 
 // the mask only shifts the logits
 static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     static const int sources[4] = { 0, 1, 2, 4 };
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     if (gcudai_grad_wants(b, 3) || gcuda_is_quantized(y->src[1]->type) || gcuda_is_quantized(y->src[2]->type)) {
         gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
         return;
@@ -21800,17 +21740,9 @@ static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_
 }
 
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
-static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, enum gcuda_op op) {
-    const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0, gcudai_rope(b->ctx, op, g, y->src[1], y->src[2], gcudai_rope_params_of(y), NULL, false));
-}
-
-static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_rope_chain(b, g, GCUDA_OP_ROPE_BACK);
-}
-static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_rope_chain(b, g, GCUDA_OP_ROPE);
-}
+#define GCUDAI_ROPE_GRAD(op) gcudai_rope(ctx, op, g, y->src[1], y->src[2], gcudai_rope_params_of(y), NULL, false)
+GCUDAI_GRAD(rope, GCUDAI_ROPE_GRAD(GCUDA_OP_ROPE_BACK))
+GCUDAI_GRAD(rope_back, GCUDAI_ROPE_GRAD(GCUDA_OP_ROPE))
 
 static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     if (gcudai_grad_wants(b, 1)) {
