@@ -8162,6 +8162,12 @@ static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
     return true;
 }
 
+// a * b, or SIZE_MAX, which no memory has, when that is too large.
+static size_t gcudai_bytes_of(size_t a, size_t b) {
+    size_t n = 0;
+    return gcudai_mul_size(a, b, &n) ? n : SIZE_MAX;
+}
+
 static bool gcudai_add_size(size_t a, size_t b, size_t * out) {
     if (b > SIZE_MAX - a) { return false; }
     *out = a + b;
@@ -14276,15 +14282,12 @@ static int64_t gcudai_set_rows_max(const struct gcuda_array * x, const struct gc
 static void gcudai_set_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array x = gcudai_array(y->src[0]), ids = gcudai_array(y->src[1]), a = gcudai_array(y);
     const int64_t n_planes = ids.ne[1] * ids.ne[2];
-    size_t n = 0;
     if (ids.ne[0] > 1) {
         w->n_phases = 2;
         w->n_items[0] = n_planes;
         w->item_cost[0] = 20.0 * (double) ids.ne[0];
-        if (!gcudai_mul_size((size_t) n_planes, gcudai_last_row_slots(&ids) + 1, &n) ||
-            !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        const size_t n = gcudai_bytes_of((size_t) n_planes, gcudai_last_row_slots(&ids) + 1);
+        w->shared_bytes = gcudai_bytes_of(n, sizeof(int64_t));
     }
     gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w,
         ids.ne[0] > 1 ? 1 : 0);
@@ -14588,9 +14591,7 @@ static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai
         w->n_phases = 2;
         w->n_items[1] = n_pieces;
         w->item_cost[1] = 100.0 + (double) (s.n_groups * s.width);
-        if (!gcudai_mul_size((size_t) w->n_items[0], (size_t) s.width * sizeof(double), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) w->n_items[0], (size_t) s.width * sizeof(double));
     }
 }
 
@@ -15855,7 +15856,7 @@ static void gcudai_row_parts_of(
         w->n_items[i] = n_rows * n_parts;
         w->item_cost[i] = n_parts == 1 ? item_cost * (double) n_phases : item_cost;
     }
-    if (n_parts > 1 && !gcudai_mul_size(slots_bytes, (size_t) n_rows, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    if (n_parts > 1) { w->shared_bytes = gcudai_bytes_of(slots_bytes, (size_t) n_rows); }
 }
 
 static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
@@ -16200,7 +16201,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->item_cost[0] = 6.0 * GCUDAI_ROW_PART;
     w->n_items[1] = 1;
     w->item_cost[1] = 4.0 * (double) a.n_items;
-    if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    w->shared_bytes = gcudai_bytes_of((size_t) a.n_items, sizeof(double));
 }
 
 // Elements of part k: a row, or a segment of one.
@@ -17036,7 +17037,7 @@ static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->n_items[0] = gcuda_nrows(y);
     w->item_cost[0] = 100.0 + 40.0 * (double) n;
     if (!gcudai_is_sorted_in_parts(&x)) {
-        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) { w->local_bytes = SIZE_MAX; }
+        w->local_bytes = gcudai_bytes_of((size_t) n, 2 * sizeof(uint64_t));
         return;
     }
     w->n_phases = 2;
@@ -17323,9 +17324,7 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
     w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART);
     w->n_items[last] = 1;
     w->item_cost[last] = 4.0 * (double) n_rows * (double) n_parts;
-    if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
-        w->shared_bytes = SIZE_MAX;
-    }
+    w->shared_bytes = gcudai_bytes_of((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part));
 }
 
 static double gcudai_max_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
@@ -17575,8 +17574,6 @@ enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     return info != NULL ? info->partner : GCUDA_TYPE_COUNT;
 }
 
-static bool gcudai_mul_mat_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
-
 // what MUL_MAT and MUL_MAT_ID want of the types of weights and activations
 static gcuda_status gcudai_mul_mat_types(
     const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
@@ -17595,7 +17592,7 @@ static gcuda_status gcudai_mul_mat_types(
 
 static gcuda_status gcudai_want_batches(
     const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
+    GCUDAI_WANT(y, gcudai_divides(a->ne[2], b->ne[2]) && gcudai_divides(a->ne[3], b->ne[3]),
         "dimensions 2 and 3 of the second operand are no multiples of the first's");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -17751,7 +17748,7 @@ static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_wor
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
         w->item_cost[phase++] = 100.0 + (double) b.ne[0] * (p.path == GCUDAI_MM_GEMM ? 10.0 : 4.0);
-        if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+        w->shared_bytes = gcudai_bytes_of(p.col_size, (size_t) p.n_prepare);
     }
     w->n_items[phase] = p.n_matrices * p.m_tiles * p.n_tiles;
     w->item_cost[phase++] = gcudai_mm_tile_cost(&p, a.ne[1], p.n, a.ne[0]);
@@ -17772,22 +17769,26 @@ static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struc
     }
 }
 
-static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t matrix,
-    int64_t m0, int64_t n0, const struct gcudai_task * t) {
-    const int64_t i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
+// A tile of a GEMM: columns of b that phase 0 packed. a_by_k: see struct gcudai_gemm.
+static void gcudai_mm_gemm_tile(const struct gcudai_mm_plan * plan, const struct gcuda_array * a,
+    const struct gcuda_array * b, const struct gcuda_array * y, bool a_by_k, int64_t item,
+    const struct gcudai_task * t) {
+    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
+    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % b->ne[2], i3 = matrix / b->ne[2];
     struct gcudai_gemm g;
     GCUDAI_ZERO(g);
     g.task = t;
-    g.type = p->a.type;
-    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
-    g.a_nb = p->a.nb[1];
-    g.a_nb0 = p->a.nb[0];
-    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((p->b.ne[1] + 3) / 4)) * plan->col_size);
-    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
-    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
-    g.m = p->a.ne[1];
-    g.n = p->b.ne[1];
-    g.k = p->a.ne[0];
+    g.type = a->type;
+    g.a = gcudai_at(a, 0, i2 / (b->ne[2] / a->ne[2]), i3 / (b->ne[3] / a->ne[3]));
+    g.a_nb = a->nb[1];
+    g.a_nb0 = a->nb[0];
+    g.a_by_k = a_by_k;
+    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((plan->n + 3) / 4)) * plan->col_size);
+    g.c = (float *) (void *) gcudai_at(y, 0, i2, i3);
+    g.ldc = (int64_t) (y->nb[1] / sizeof(float));
+    g.m = y->ne[0];
+    g.n = plan->n;
+    g.k = a->ne[a_by_k ? 1 : 0];
     gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
         (struct gcudai_gemm_local *) (void *) t->local);
 }
@@ -17799,7 +17800,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
     struct gcudai_mm_rows rows;
     struct gcudai_mm_cols cols;
     if (plan->path == GCUDAI_MM_GEMM) {
-        gcudai_mul_mat_gemm(p, plan, matrix, m0, n0, t);
+        gcudai_mm_gemm_tile(plan, &p->a, &p->b, &p->y, false, item, t);
         return;
     }
     rows.task = t;
@@ -17846,8 +17847,8 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
         "experts and activations have three dimensions, ids two");
     GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1],
         (long long) b->ne[2]);
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(b->ne[1], ids->ne[0]),
-        "%lld experts per token are no multiple of %lld activations", (long long) ids->ne[0], (long long) b->ne[1]);
+    GCUDAI_WANT(y, gcudai_divides(b->ne[1], ids->ne[0]), "%lld experts per token are no multiple of %lld activations",
+        (long long) ids->ne[0], (long long) b->ne[1]);
     return gcudai_want_shape(y, as->ne[1], ids->ne[0], ids->ne[1], 1);
 }
 
@@ -18053,7 +18054,7 @@ static void gcudai_out_prod_work(const struct gcuda_tensor * y, struct gcudai_wo
     w->item_cost[0] = 100.0 + 8.0 * (double) b.ne[1];
     w->n_items[1] = p.n_matrices * p.m_tiles * p.n_tiles;
     w->item_cost[1] = gcudai_mm_tile_cost(&p, a.ne[0], p.n, a.ne[1]);
-    if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    w->shared_bytes = gcudai_bytes_of(p.col_size, (size_t) p.n_prepare);
     w->local_bytes = gcudai_mm_local_bytes(p.path);
 }
 
@@ -18070,28 +18071,6 @@ static void gcudai_out_prod_prepare(
     }
 }
 
-static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t item,
-    const struct gcudai_task * t) {
-    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
-    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
-    struct gcudai_gemm g;
-    GCUDAI_ZERO(g);
-    g.task = t;
-    g.type = p->a.type;
-    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
-    g.a_nb = p->a.nb[1];
-    g.a_nb0 = p->a.nb[0];
-    g.a_by_k = true;
-    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((plan->n + 3) / 4)) * plan->col_size);
-    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
-    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
-    g.m = p->a.ne[0];
-    g.n = plan->n;
-    g.k = p->a.ne[1];
-    gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
-        (struct gcudai_gemm_local *) (void *) t->local);
-}
-
 static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_out_prod_args * p = &args->out_prod;
     const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
@@ -18099,7 +18078,7 @@ static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcud
         if (t->phase == 0) {
             gcudai_out_prod_prepare(p, &plan, i, t);
         } else {
-            gcudai_out_prod_item(p, &plan, i, t);
+            gcudai_mm_gemm_tile(&plan, &p->a, &p->b, &p->y, true, i, t);
         }
     }
 }
@@ -18418,6 +18397,26 @@ static void gcudai_attn_weights(struct gcudai_attn_block * b) {
     }
 }
 
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0:
+// other rows may be anything, NaN too.
+static void gcudai_attn_add(gcudai_lane_add4_fn add4, float * to, const float * const * rows, const float * f,
+    const float * w, int64_t step, int64_t n, int64_t width) {
+    const float * x[4];
+    float c[4];
+    int m = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w[i * step] != 0.0f) {
+            x[m] = rows[i];
+            c[m] = f[i * step];
+            m = (m + 1) % 4;
+            if (m == 0) { add4(to, x, c, width); }
+        }
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int64_t d = 0; d < width; ++d) { to[d] += c[i] * x[i][d]; }
+    }
+}
+
 static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
     const struct gcuda_flash_attn_ext_args * p = b->p;
     const int64_t hv = b->group * b->a.group / (p->q.ne[2] / p->v.ne[2]), dv = b->a.dv;
@@ -18431,21 +18430,8 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
             used[j] == 0 ? NULL : gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, b->rows + j * dv);
     }
     for (int64_t i = 0; i < b->n; ++i) {
-        const float * all = b->w + i * GCUDAI_ATTN_TILE;
-        const float * v[4];
-        float w[4];
-        int m = 0;
-        for (int64_t j = 0; j < n; ++j) {
-            if (all[j] != 0.0f) { // a value without weight may be anything, NaN too
-                v[m] = row[j];
-                w[m] = all[j];
-                m = (m + 1) % 4;
-                if (m == 0) { b->simd->loops->add4(b->acc + i * dv, v, w, dv); }
-            }
-        }
-        for (int k = 0; k < m; ++k) {
-            for (int64_t d = 0; d < dv; ++d) { b->acc[i * dv + d] += w[k] * v[k][d]; }
-        }
+        const float * w = b->w + i * GCUDAI_ATTN_TILE;
+        gcudai_attn_add(b->simd->loops->add4, b->acc + i * dv, row, w, w, 1, n, dv);
     }
 }
 
@@ -18743,26 +18729,6 @@ static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     }
 }
 
-// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0:
-// other rows may be anything, NaN too.
-static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows,
-    const float * f, const float * w, int64_t step, int64_t n, int64_t width) {
-    const float * x[4];
-    float c[4];
-    int m = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        if (w[i * step] != 0.0f) {
-            x[m] = rows[i];
-            c[m] = f[i * step];
-            m = (m + 1) % 4;
-            if (m == 0) { b->add4(to, x, c, width); }
-        }
-    }
-    for (int i = 0; i < m; ++i) {
-        for (int64_t d = 0; d < width; ++d) { to[d] += c[i] * x[i][d]; }
-    }
-}
-
 static float * gcudai_attn_back_row(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (float *) (void *) gcudai_at(a, i1, i2, i3);
 }
@@ -18791,7 +18757,7 @@ static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, stru
         r->unit += b->w[i][j];
         f[j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
     }
-    gcudai_attn_pairs_add(b, dq, b->k, f, b->w[i], 1, b->m, dk);
+    gcudai_attn_add(b->add4, dq, b->k, f, b->w[i], 1, b->m, dk);
 }
 
 // The sum of weights becomes what a weight is multiplied with, and dq is.
@@ -18861,9 +18827,9 @@ static void gcudai_attn_back_add(struct gcudai_attn_pairs * b, char * shared) {
         }
     }
     for (int64_t j = 0; j < b->m; ++j) {
-        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j],
+        gcudai_attn_add(b->add4, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j],
             GCUDAI_ATTN_TILE, b->n, p->q.ne[0]);
-        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j],
+        gcudai_attn_add(b->add4, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j],
             GCUDAI_ATTN_TILE, b->n, p->v.ne[0]);
     }
 }
@@ -19937,9 +19903,7 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     gcudai_row_segment_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
     if (p->op == GCUDA_OP_POOL_MAX) {
         gcudai_row_segment_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
-        if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t));
     }
 }
 
@@ -20172,9 +20136,7 @@ static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_wor
     if (args.upscale.mode != GCUDA_SCALE_MODE_NEAREST) {
         w->n_items[0] = y->ne[0];
         w->item_cost[0] = 40.0;
-        if (!gcudai_mul_size((size_t) y->ne[0], sizeof(struct gcudai_taps), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) y->ne[0], sizeof(struct gcudai_taps));
     }
 }
 
@@ -21385,7 +21347,9 @@ static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tens
 #define GCUDAI_GRAD_OF(name, of_x, of_w)                                                    \
     static void gcudai_##name##_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { \
         struct gcuda_context * ctx = b->ctx;                                                \
-        struct gcuda_tensor *y = b->node, *x = b->node->src[0], *w = b->node->src[1];       \
+        struct gcuda_tensor * y = b->node;                                                  \
+        struct gcuda_tensor * x = y->src[0];                                                \
+        struct gcuda_tensor * w = y->src[1];                                                \
         (void) ctx, (void) y, (void) x, (void) w;                                           \
         GCUDAI_GRAD_IF(b, 0, of_x);                                                         \
         GCUDAI_GRAD_IF(b, 1, of_w);                                                         \
