@@ -8885,8 +8885,13 @@ static bool gcudai_is_float(enum gcuda_type type) {
     return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
 }
 
-// Elements of F32, F16 or BF16 with any stride, to float and back. n at most GCUDAI_PIECE keeps buffers on the stack.
-#define GCUDAI_PIECE 256
+#define GCUDAI_PIECE 256 // elements taken at a time: their floats are on the stack
+
+// Elements [i0, i1) in pieces: the n from i on.
+#define GCUDAI_FOR_PIECES(i, n, i0, i1) \
+    for (int64_t i = (i0), n = 0; i < (i1) && (n = GCUDAI_MIN((i1) - (i), GCUDAI_PIECE)) > 0; i += GCUDAI_PIECE)
+
+// Elements of F32, F16 or BF16 with any stride, to float and back. n: at most GCUDAI_PIECE.
 static void gcudai_load(enum gcuda_type type, const char * p, size_t nb0, int64_t n, float * out) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     if (nb0 == t->type_size) {
@@ -12534,8 +12539,7 @@ static void gcudai_q_pack_column(
 
 static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0, int64_t k, char * out) {
     float buf[GCUDAI_PIECE];
-    for (int64_t i = 0; i < k; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(k - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, 0, k) {
         gcudai_load_any(type, row, nb0, i, n, buf);
         memcpy(out + (size_t) i * sizeof(float), buf, (size_t) n * sizeof(float));
     }
@@ -12551,8 +12555,7 @@ static void gcudai_pack_quad(
         return;
     }
     memset(buf, 0, sizeof(buf));
-    for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (k0, n, 0, k) {
         for (int64_t j = 0; j < n_cols && j < 4; ++j) {
             gcudai_load_any(type, x + (size_t) j * nb_col, nb_k, k0, n, buf[j]);
         }
@@ -14488,8 +14491,7 @@ static void gcudai_acc_work(const struct gcuda_tensor * y, struct gcudai_work * 
 // One piece of a row of b onto y.
 static void gcudai_acc_piece(const struct gcuda_set_args * p, const struct gcudai_piece * c) {
     float sum[GCUDAI_PIECE], add[GCUDAI_PIECE];
-    for (int64_t i = c->i0; i < c->i0 + c->n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(c->i0 + c->n - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, m, c->i0, c->i0 + c->n) {
         char * y = gcudai_at(&p->region, c->i1, c->i2, c->i3) + (size_t) i * p->region.nb[0];
         gcudai_load(p->b.type, gcudai_at(&p->b, c->i1, c->i2, c->i3) + (size_t) i * p->b.nb[0], p->b.nb[0], m, add);
         gcudai_load(p->y.type, y, p->region.nb[0], m, sum);
@@ -15278,8 +15280,7 @@ static void gcudai_binary_run(const union gcuda_args * args, const struct gcudai
         const char * row_a = gcudai_row(&p->a, piece.row);
         const char * row_b = gcudai_row_repeated(&p->b, &p->y, piece.row);
         char * row_y = gcudai_row(&p->y, piece.row);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->a, row_a, i, n, 1.0f, a);
             gcudai_get_b(&p->b, row_b, i, n, b);
             fn(a, b, n);
@@ -15372,8 +15373,7 @@ static void gcudai_add_id_cpu(const union gcuda_args * args, const struct gcudai
         const int32_t id = gcudai_read_i32(gcudai_at(&p->ids, token, 0, 0) + (size_t) u * p->ids.nb[0]);
         const bool is_ok = id >= 0 && id < p->b.ne[1];
         if (!is_ok) { gcudai_bad_index(t, piece.row, id, p->b.ne[1]); }
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->a, gcudai_row(&p->a, piece.row), i, n, 0.0f, a);
             if (is_ok) {
                 gcudai_get(&p->b, gcudai_at(&p->b, id, 0, 0), i, n, 0.0f, b);
@@ -15559,8 +15559,7 @@ static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_arra
         const struct gcudai_segment piece = gcudai_segment_at(y, item);
         const char * row_x = gcudai_row(x, piece.row);
         char * row_y = gcudai_row(y, piece.row);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(x, row_x, i, n, 1.0f, v);
             fn(v, n, p);
             gcudai_put(y, row_y, i, n, v);
@@ -15726,8 +15725,7 @@ static void gcudai_glu_cpu(const union gcuda_args * args, const struct gcudai_ta
     float x[GCUDAI_PIECE], g[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_segment piece = gcudai_segment_at(&p->y, item);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->x, gcudai_row(&p->x, piece.row), i, n, 1.0f, x);
             gcudai_get(&p->g, gcudai_row(&p->g, piece.row), i, n, 1.0f, g);
             gcudai_glu_fns[p->op](x, g, n, p);
@@ -15877,6 +15875,12 @@ static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcu
     }
 }
 
+// The CPU function of an operation whose gcudai_NAME_part works in n_phases on parts of the rows of the array x.
+#define GCUDAI_ROW_PARTS_CPU(name, x, n_phases)                                                        \
+    static void gcudai_##name##_cpu(const union gcuda_args * args, const struct gcudai_task * t) {     \
+        gcudai_row_parts_run(args, t, args->x.ne[0], GCUDAI_ROW_PART, n_phases, gcudai_##name##_part); \
+    }
+
 static void gcudai_slot_set(const struct gcudai_row_part * s, int slot, double v) {
     s->slots[slot * s->n_parts + s->part] = v;
 }
@@ -15935,8 +15939,7 @@ static double gcudai_sum_part(
     const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift, int power) {
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(x, row, i, n, 0.0f, buf);
         sum += gcudai_sum_powers(buf, n, shift, power);
     }
@@ -15947,8 +15950,7 @@ static double gcudai_dot_part(const struct gcuda_array * a, const char * row_a, 
     const char * row_b, int64_t i0, int64_t i1) {
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     double acc[GCUDAI_STEP] = { 0.0 };
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(a, row_a, i, n, 0.0f, v);
         gcudai_get(b, row_b, i, n, 0.0f, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
@@ -15964,8 +15966,7 @@ static void gcudai_affine_part(const struct gcuda_array * x, const struct gcuda_
     const char * from = gcudai_row(x, row);
     char * to = gcudai_row(y, row);
     float buf[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(x, from, i, n, 0.0f, buf);
         GCUDAI_FOR_STEPS (j, n) { buf[j] = (float) (((double) buf[j] - shift) * scale); }
         gcudai_put(y, to, i, n, buf);
@@ -16007,9 +16008,7 @@ static void gcudai_norm_part(const union gcuda_args * args, const struct gcudai_
     gcudai_affine_part(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
 }
 
-static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(norm, norm.x, 3)
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
 GCUDAI_BOTH(
@@ -16028,9 +16027,7 @@ static void gcudai_rms_norm_part(const union gcuda_args * args, const struct gcu
         &p->x, &p->y, s, s->row, 0.0, 1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
-static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(rms_norm, norm.x, 2)
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
 GCUDAI_BOTH(
@@ -16048,9 +16045,7 @@ static void gcudai_l2_norm_part(const union gcuda_args * args, const struct gcud
     gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
 }
 
-static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_l2_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(l2_norm, norm.x, 2)
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_rms_norm_back(
@@ -16077,8 +16072,7 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
 static void gcudai_rms_norm_back_write(
     const struct gcuda_rms_norm_back_args * p, const struct gcudai_row_part * s, double k, double scale) {
     float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->dy, gcudai_row(&p->dy, s->row), i, n, 0.0f, dy);
         gcudai_get(&p->x, gcudai_row(&p->x, s->row), i, n, 0.0f, x);
         GCUDAI_FOR_STEPS (j, n) { dy[j] = (float) (((double) dy[j] - (double) x[j] * k) * scale); }
@@ -16098,9 +16092,7 @@ static void gcudai_rms_norm_back_part(const union gcuda_args * args, const struc
     gcudai_rms_norm_back_write(p, s, gcudai_slot_sum(s, 1) / (xx + n * eps), 1.0 / sqrt(xx / n + eps));
 }
 
-static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(rms_norm_back, rms_norm_back.x, 2)
 
 // >>op:group_norm -------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_group_norm(
@@ -16299,9 +16291,7 @@ static void gcudai_row_sums_part(
 static void gcudai_sum_rows_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     gcudai_row_sums_part(&args->reduce, s, phase, 1.0);
 }
-static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_sum_rows_part);
-}
+GCUDAI_ROW_PARTS_CPU(sum_rows, reduce.x, 2)
 
 // >>op:mean -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16313,9 +16303,7 @@ static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gc
 static void gcudai_mean_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     gcudai_row_sums_part(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
 }
-static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_mean_part);
-}
+GCUDAI_ROW_PARTS_CPU(mean, reduce.x, 2)
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16335,8 +16323,7 @@ static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcuda
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
     for (int64_t k = 0; k < s->part; ++k) { sum += s->slots[k]; }
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->x, x, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) {
             sum += (double) buf[j];
@@ -16346,9 +16333,7 @@ static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcuda
     }
 }
 
-static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_cumsum_part);
-}
+GCUDAI_ROW_PARTS_CPU(cumsum, reduce.x, 2)
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16378,8 +16363,7 @@ static void gcudai_argmax_part(const union gcuda_args * args, const struct gcuda
     float buf[GCUDAI_PIECE], best = -INFINITY;
     int64_t at = -1; // no number yet
     if (phase == 0) {
-        for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
             gcudai_get(x, row, i, n, 0.0f, buf);
             for (int64_t j = 0; j < n; ++j) {
                 at = buf[j] >= best ? i + j : at;
@@ -16403,9 +16387,7 @@ static void gcudai_argmax_part(const union gcuda_args * args, const struct gcuda
     }
 }
 
-static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_argmax_part);
-}
+GCUDAI_ROW_PARTS_CPU(argmax, reduce.x, 2)
 
 // >>op:count_equal ------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -16558,8 +16540,7 @@ static double gcudai_soft_max_max(
     const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
     for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = (float) row->sink; }
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
             for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = w[j + k] > max[k] ? w[j + k] : max[k]; }
@@ -16580,8 +16561,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
     const struct gcudai_row_part * s, double max) {
     float w[GCUDAI_PIECE];
     double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         sum += gcudai_exp_sum(w, n, (float) max);
         if (p->y.type == GCUDA_TYPE_F32) { gcudai_put(&p->y, row->y, i, n, w); }
@@ -16592,8 +16572,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
 static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     const struct gcudai_row_part * s, double max, float scale) {
     float w[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         if (p->y.type == GCUDA_TYPE_F32) {
             gcudai_get(&p->y, row->y, i, n, 0.0f, w);
         } else {
@@ -16610,8 +16589,7 @@ static double gcudai_soft_max_nan(
     const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE];
     double found = 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         for (int64_t j = 0; j < n; ++j) { found = w[j] != w[j] ? (double) w[j] : found; }
     }
@@ -16646,9 +16624,7 @@ static void gcudai_soft_max_part(const union gcuda_args * args, const struct gcu
     }
 }
 
-static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->soft_max.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_soft_max_part);
-}
+GCUDAI_ROW_PARTS_CPU(soft_max, soft_max.x, 3)
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -16685,8 +16661,7 @@ static void gcudai_soft_max_back_part(const union gcuda_args * args, const struc
     }
     const double dot = gcudai_slot_sum(s, 0);
     float dy[GCUDAI_PIECE], y[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->dy, row_dy, i, n, 0.0f, dy);
         gcudai_get(&p->y, row_y, i, n, 0.0f, y);
         GCUDAI_FOR_STEPS (j, n) { dy[j] = (float) ((double) p->scale * (double) y[j] * ((double) dy[j] - dot)); }
@@ -16694,9 +16669,7 @@ static void gcudai_soft_max_back_part(const union gcuda_args * args, const struc
     }
 }
 
-static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_ROW_PART, 2, gcudai_soft_max_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(soft_max_back, soft_max_back.dy, 2)
 
 // >>op:rope -------------------------------------------------------------------------------------------
 // sections: NULL: those of p
@@ -16961,8 +16934,7 @@ static void gcudai_sort_keys(
     const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending, uint64_t * keys) {
     const char * row = gcudai_row(&p->x, r);
     float buf[GCUDAI_PIECE];
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(&p->x, row, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) { keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending); }
     }
@@ -17254,8 +17226,7 @@ static void gcudai_top_k_row(
         gcudai_key_heap_down(heap, at, k);
         if (gcudai_poll_abort(t, &spent, 40.0)) { return; }
     }
-    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, m, k, n) {
         gcudai_sort_keys(p, row, i, i + m, true, keys);
         for (int64_t j = 0; j < m; ++j) {
             if (keys[j] < heap[0]) {
@@ -17329,8 +17300,7 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
 
 static double gcudai_max_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
     float buf[GCUDAI_PIECE], max = -INFINITY;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(x, row, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) { max = buf[j] > max ? buf[j] : max; }
     }
@@ -17341,8 +17311,7 @@ static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64
     double max, struct gcudai_entropy_part * part) {
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
     part->exp_sum = part->dot = part->labels = 0.0;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(&p->logits, gcudai_row(&p->logits, row), i, n, 0.0f, a);
         gcudai_get(&p->labels, gcudai_row(&p->labels, row), i, n, 0.0f, b);
         for (int64_t j = 0; j < n; ++j) {
@@ -17415,8 +17384,7 @@ static void gcudai_entropy_back_write(
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
     memcpy(&grad, p->grad.data, sizeof(grad));
     const double factor = (double) grad / n_rows;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->logits, gcudai_row(&p->logits, s->row), i, n, 0.0f, a);
         gcudai_get(&p->labels, gcudai_row(&p->labels, s->row), i, n, 0.0f, b);
         (void) gcudai_exp_sum(a, n, max);
@@ -17425,7 +17393,8 @@ static void gcudai_entropy_back_write(
     }
 }
 
-static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+static void gcudai_cross_entropy_loss_back_part(
+    const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const char * row = gcudai_row(&p->logits, s->row);
     float buf[GCUDAI_PIECE];
@@ -17439,17 +17408,14 @@ static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const 
         return;
     }
     double sum = 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->logits, row, i, n, 0.0f, buf);
         sum += gcudai_exp_sum(buf, n, max);
     }
     gcudai_slot_set(s, 1, sum);
 }
 
-static void gcudai_cross_entropy_loss_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_ROW_PART, 3, gcudai_cross_entropy_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(cross_entropy_loss_back, cross_entropy.logits, 3)
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_opt_step(
@@ -24330,8 +24296,7 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
     GCUDAI_ZERO(task);
     task.run = run;
     for (int64_t r = 0; gcudai_is_float(y->type) && r < gcuda_nrows(y); ++r) {
-        for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
-            const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, m, 0, y->ne[0]) {
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
             if (gcudai_poll_abort(&task, &spent, 40.0 + 3.0 * (double) m)) {
                 return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
