@@ -7123,8 +7123,8 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #include <time.h>
 
 // -- SIMD: functions carry a target attribute and are called only where gcuda_cpu_get_isa() has their set, so that a
-// plain -O2 -- build uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack
-// to 16 bytes and -- spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
+// plain -O2 build uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack to
+// 16 bytes and spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
 #define GCUDAI_HAVE_X86_SIMD 0
 #define GCUDAI_HAVE_NEON 0
 #define GCUDAI_HAVE_DOTPROD 0
@@ -7172,7 +7172,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif
 
 // -- floating-point environment of the calling thread: rounding, flush to zero, traps. gcudai_fp_enter sets the default
-// one (to -- nearest, subnormal numbers kept, no traps) and returns what gcudai_fp_leave brings back.
+// one (to nearest, subnormal numbers kept, no traps) and returns what gcudai_fp_leave brings back.
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 typedef unsigned gcudai_fp_env;
@@ -7834,7 +7834,7 @@ static void gcudai_file_unmap(struct gcudai_mapping * map) {
 
 #if !defined(GCUDA_NO_CUDA)
 // -- shared libraries, for drivers that may be missing. Symbols are addresses of functions or data, copied into a
-// -- pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
+// pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
 static GCUDAI_UNUSED void * gcudai_dl_open(const char * name) {
 #if defined(_WIN32)
     return (void *) LoadLibraryA(name);
@@ -7998,7 +7998,7 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #endif
 
 // One of four texts of this thread, of GCUDAI_LABEL_BYTES.
-enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 32 };
 static char * gcudai_label_text(void) {
     static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
     static GCUDAI_THREAD_LOCAL int next = 0;
@@ -8016,6 +8016,20 @@ static const char * gcudai_quoted(const char * name) {
 }
 static const char * gcudai_called(const struct gcuda_tensor * t) {
     return t != NULL ? gcudai_quoted(t->name) : "the tensor";
+}
+
+// Shape and strides in messages: "[2, 3, 1, 1]". The text is one of the four buffers too.
+static const char * gcudai_shape_text(const int64_t * ne) {
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "[%lld, %lld, %lld, %lld]", (long long) ne[0], (long long) ne[1],
+        (long long) ne[2], (long long) ne[3]);
+    return text;
+}
+static const char * gcudai_strides_text(const size_t * nb) {
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "[%llu, %llu, %llu, %llu]", (unsigned long long) nb[0],
+        (unsigned long long) nb[1], (unsigned long long) nb[2], (unsigned long long) nb[3]);
+    return text;
 }
 
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
@@ -8939,8 +8953,7 @@ static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size
             n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
     }
     GCUDAI_FAIL_IF(!is_ok || *n_bytes > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
-        "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large", (long long) ne[0], (long long) ne[1],
-        (long long) ne[2], (long long) ne[3], t->type_name);
+        "shape %s of type %s is negative or too large", gcudai_shape_text(ne), t->type_name);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -8967,15 +8980,10 @@ static gcuda_status gcudai_tensor_extent(const struct gcuda_tensor * t, size_t *
                                         gcudai_add_size(span, step, &span)));
     }
     GCUDAI_FAIL_IF(!is_aligned, GCUDA_STATUS_INVALID_ARGUMENT,
-        "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
-        (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
-        (unsigned long long) t->nb[2], (unsigned long long) t->nb[3], (unsigned long long) gcudai_type_align(t->type),
-        gcuda_type_name(t->type));
+        "offset %llu or strides %s are not multiples of %llu bytes (%s)", (unsigned long long) t->view_offs,
+        gcudai_strides_text(t->nb), (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
     GCUDAI_FAIL_IF(!is_ok || span > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
-        "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
-        (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
-        (unsigned long long) t->nb[3], (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
-        (long long) t->ne[3]);
+        "strides %s of shape %s are too large", gcudai_strides_text(t->nb), gcudai_shape_text(t->ne));
     *n_bytes = span;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9527,10 +9535,8 @@ static char * gcudai_element(
                                       : "is not in host memory: use gcuda_backend_tensor_set and _get");
     size_t offset = 0;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        GCUDAI_NULL_IF(i[d] < 0 || i[d] >= t->ne[d], GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
-            (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0],
-            (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+        GCUDAI_NULL_IF(i[d] < 0 || i[d] >= t->ne[d], GCUDA_STATUS_INVALID_ARGUMENT, "%s: index %s is outside %s %s",
+            what, gcudai_shape_text(i), gcudai_called(t), gcudai_shape_text(t->ne));
         offset += (size_t) i[d] * t->nb[d];
     }
     return (char *) t->data + offset;
@@ -12618,11 +12624,9 @@ static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcu
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
     gcudai_append(out, "; %s", role);
     if (t->name[0] != '\0') { gcudai_append(out, " '%s'", t->name); }
-    gcudai_append(out, " %s [%lld, %lld, %lld, %lld]", gcuda_type_name(t->type), (long long) t->ne[0],
-        (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    gcudai_append(out, " %s %s", gcuda_type_name(t->type), gcudai_shape_text(t->ne));
     if (gcuda_type_is_valid(t->type) && !gcuda_is_contiguous(t)) {
-        gcudai_append(out, " strides [%llu, %llu, %llu, %llu]", (unsigned long long) t->nb[0],
-            (unsigned long long) t->nb[1], (unsigned long long) t->nb[2], (unsigned long long) t->nb[3]);
+        gcudai_append(out, " strides %s", gcudai_strides_text(t->nb));
     }
 }
 
@@ -13188,11 +13192,8 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
-            "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a),
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
-            gcuda_is_contiguous(a) ? "" : " with gaps");
+            "%s from %s %s%s: element counts must be equal and the source contiguous", gcudai_shape_text(ne),
+            gcudai_called(a), gcudai_shape_text(a->ne), gcuda_is_contiguous(a) ? "" : " with gaps");
     }
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, 0);
     gcuda_format_name(y, "%s (reshaped)", a->name);
@@ -13982,9 +13983,8 @@ static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
 // Said by the constructor itself where a result of quantized rows could not even be made.
 static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
     if (gcuda_is_quantized(a->type)) {
-        gcudai_op_error(ctx, op, "type of %s [%lld, %lld, %lld, %lld] is %s, want one that is not quantized",
-            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", (long long) a->ne[0], (long long) a->ne[1],
-            (long long) a->ne[2], (long long) a->ne[3], gcuda_type_name(a->type));
+        gcudai_op_error(ctx, op, "type of %s %s is %s, want one that is not quantized",
+            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", gcudai_shape_text(a->ne), gcuda_type_name(a->type));
         return false;
     }
     return true;
@@ -14424,10 +14424,9 @@ static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     if (gcuda_is_empty(b)) { return GCUDA_STATUS_SUCCESS; }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { is_aligned = is_aligned && (r.ne[d] == 1 || r.nb[d] % size == 0); }
     GCUDAI_WANT(y, is_aligned && gcudai_region_fits(y, &r) && gcudai_is_disjoint(r.type, r.ne, r.nb),
-        "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps "
-        "itself, or is no multiple of %llu bytes",
-        (unsigned long long) offset, (unsigned long long) r.nb[0], (unsigned long long) r.nb[1],
-        (unsigned long long) r.nb[2], (unsigned long long) r.nb[3], (unsigned long long) gcuda_nbytes(y),
+        "the region at %llu with strides %s is not within the %llu bytes of the result, overlaps itself, or is no "
+        "multiple of %llu bytes",
+        (unsigned long long) offset, gcudai_strides_text(r.nb), (unsigned long long) gcuda_nbytes(y),
         (unsigned long long) size);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -14746,10 +14745,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) { return NULL; }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
-            return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d], d,
-                gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2],
-                (long long) a->ne[3]);
+            return gcudai_op_error(ctx, GCUDA_OP_PAD, "%d before and %d after dimension %d of %s %s, want at least 0",
+                lp[d], rp[d], d, gcudai_called(a), gcudai_shape_text(a->ne));
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -17172,8 +17169,7 @@ static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
 struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
     if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) { return NULL; }
     if (k < 1 || k > a->ne[0]) {
-        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of %s", k, gcudai_shape_text(a->ne));
     }
     struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
     if (order == NULL) { return NULL; }
@@ -21200,8 +21196,7 @@ static void gcudai_append_quoted(struct gcudai_text * out, const char * s) {
 static void gcudai_dot_tensor(struct gcudai_text * out, const struct gcuda_tensor * t, const char * style) {
     gcudai_append(out, "  \"%p\" [%s, label=\"", (const void *) t, style);
     gcudai_append_quoted(out, t->name);
-    gcudai_append(out, "\\n%s %s [%lld, %lld, %lld, %lld]\"];\n", gcuda_op_desc(t), gcuda_type_name(t->type),
-        (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    gcudai_append(out, "\\n%s %s %s\"];\n", gcuda_op_desc(t), gcuda_type_name(t->type), gcudai_shape_text(t->ne));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         if (t->src[k] != NULL) {
             gcudai_append(out, "  \"%p\" -> \"%p\" [label=\"%d\"];\n", (const void *) t->src[k], (const void *) t, k);
@@ -24664,11 +24659,9 @@ static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * w
 
 gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_n_threads");
-    if (cpu == NULL || n_threads > GCUDA_MAX_N_THREADS) {
-        return cpu == NULL ? GCUDA_STATUS_INVALID_ARGUMENT
-                           : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d", n_threads,
-                                 GCUDA_MAX_N_THREADS);
-    }
+    if (cpu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d",
+        n_threads, GCUDA_MAX_N_THREADS);
     cpu->n_threads = n_threads;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -25087,10 +25080,8 @@ gcuda_status gcuda_backend_cuda_get_device_description(int device, char * descri
 
 gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_info");
-    if (d == NULL || info == NULL) {
-        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_info: result is NULL")
-                 : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (d == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_info: result is NULL");
     GCUDAI_ZERO(*info);
     snprintf(info->name, sizeof(info->name), "%s", d->description);
     snprintf(info->uuid, sizeof(info->uuid), "%s", d->uuid);
@@ -25775,10 +25766,8 @@ static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda
 
 gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_stats");
-    if (d == NULL || stats == NULL) {
-        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_stats: result is NULL")
-                 : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (d == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_stats: result is NULL");
     *stats = gcudai_cuda_ledger_stats(&gcudai_cuda_memory.devices[device], 0);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -34467,10 +34456,8 @@ gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void
 
 gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_get_stats");
-    if (cu == NULL || stats == NULL) {
-        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL")
-                  : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL");
     size_t idle = cu->pool.reserved - cu->pool.in_use;
     for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
         if (cu->subs[i] != NULL) { idle += cu->subs[i]->pool.reserved - cu->subs[i]->pool.in_use; }
@@ -35330,10 +35317,8 @@ gcuda_status gcuda_cuda_upload_event_wait(
 gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_upload_after");
     struct gcudai_cuda_scope scope;
-    if (cu == NULL || uploader == NULL) {
-        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL")
-                  : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(uploader == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL");
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
@@ -35723,8 +35708,7 @@ static void gcudai_json_text(FILE * f, const char * text) {
 }
 
 static void gcudai_json_shape(FILE * f, const char * key, enum gcuda_type type, const int64_t * ne) {
-    fprintf(f, ",\"%s\":\"%s [%lld, %lld, %lld, %lld]\"", key, gcuda_type_name(type), (long long) ne[0],
-        (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    fprintf(f, ",\"%s\":\"%s %s\"", key, gcuda_type_name(type), gcudai_shape_text(ne));
 }
 
 // Decimals without printf's, which follow the locale.
@@ -38521,9 +38505,8 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t),
-        gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
-        (long long) t->ne[3]);
+    gcudai_append(out, "  %s %s %s %s <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
+        gcudai_shape_text(t->ne));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const int32_t src = sources[k];
         if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
@@ -39849,11 +39832,8 @@ static gcuda_status gcudai_gguf_find_item(struct gcudai_gguf_loading * l, struct
     GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name);
     const struct gcudai_gguf_tensor * info = &l->g->tensors[id];
     GCUDAI_FAIL_IF(info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t),
-        GCUDA_STATUS_INVALID_DATA,
-        "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name,
-        gcuda_type_name(info->type), (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2],
-        (long long) info->ne[3], gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1],
-        (long long) t->ne[2], (long long) t->ne[3]);
+        GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is %s %s, want %s %s", label, t->name,
+        gcuda_type_name(info->type), gcudai_shape_text(info->ne), gcuda_type_name(t->type), gcudai_shape_text(t->ne));
     GCUDAI_FAIL_IF(
         l->items[id].t != NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
     l->items[id].t = t;
