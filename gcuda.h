@@ -24951,8 +24951,7 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     GCUDAI_ZERO(*found);
     found->is_ready = true;
     found->why = cudaGetDeviceCount(&n);
-    if (found->why != cudaSuccess) { // no driver, an old one, no device
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(found->why)) { // no driver, an old one, no device
         n = 0;
     }
     found->n_there = n;
@@ -25235,10 +25234,7 @@ static void gcudai_cuda_driver_symbol(const char * name, unsigned since, void * 
 static void gcudai_cuda_driver_find(void) {
     struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     GCUDAI_ZERO(*drv);
-    if (cudaDriverGetVersion(&drv->version) != cudaSuccess) {
-        (void) cudaGetLastError();
-        drv->version = 0;
-    }
+    if (!gcudai_cuda_ok_or_clear(cudaDriverGetVersion(&drv->version))) { drv->version = 0; }
 #define X(name, since, args) gcudai_cuda_driver_symbol(#name, since, &drv->name);
     GCUDAI_CUDA_DRIVER_FUNCTIONS(X)
 #undef X
@@ -25307,8 +25303,7 @@ static gcuda_status gcudai_cuda_primary(struct gcudai_cuda_device * d, struct CU
 }
 
 static gcuda_status gcudai_cuda_push(struct gcudai_cuda_scope * scope, struct CUctx_st * context, int device) {
-    if (scope->before == NULL && cudaGetDevice(&scope->device) != cudaSuccess) {
-        (void) cudaGetLastError();
+    if (scope->before == NULL && !gcudai_cuda_ok_or_clear(cudaGetDevice(&scope->device))) {
         scope->device = gcudai_cuda_ordinal(device);
     }
     GCUDAI_CU_TRY(cuCtxPushCurrent(context), device, "making the context current");
@@ -25330,13 +25325,12 @@ static gcuda_status gcudai_cuda_enter_plain(struct gcudai_cuda_scope * scope, in
 // may come and go in one thread while another captures. (On a stream that is being captured nothing waits.)
 static void gcudai_cuda_relax(struct gcudai_cuda_scope * scope) {
     scope->mode = cudaStreamCaptureModeRelaxed;
-    scope->is_relaxed = cudaThreadExchangeStreamCaptureMode(&scope->mode) == cudaSuccess;
-    if (!scope->is_relaxed) { (void) cudaGetLastError(); }
+    scope->is_relaxed = gcudai_cuda_ok_or_clear(cudaThreadExchangeStreamCaptureMode(&scope->mode));
 }
 
 static void gcudai_cuda_unrelax(const struct gcudai_cuda_scope * scope) {
     enum cudaStreamCaptureMode mode = scope->mode;
-    if (scope->is_relaxed && cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) { (void) cudaGetLastError(); }
+    if (scope->is_relaxed) { (void) gcudai_cuda_ok_or_clear(cudaThreadExchangeStreamCaptureMode(&mode)); }
 }
 
 static gcuda_status gcudai_cuda_enter_any(struct gcudai_cuda_scope * scope, int device) {
@@ -25383,7 +25377,7 @@ static gcuda_status gcudai_cuda_enter_here(struct gcudai_cuda_scope * scope, con
     int ordinal = 0, index = 0;
     GCUDAI_ZERO(*scope);
     GCUDAI_FAIL_IF(found->n == 0, GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what);
-    if (cudaGetDevice(&ordinal) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_ok_or_clear(cudaGetDevice(&ordinal));
     while (index + 1 < found->n && found->items[index].ordinal != ordinal) { ++index; }
     return gcudai_cuda_enter(scope, index);
 }
@@ -25399,7 +25393,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     const bool had_none = scope->is_pushed && scope->before == NULL; // the runtime may remember the device all the same
     const bool is_plain = !gcudai_cuda_has_contexts() && (scope->is_set || scope->is_away);
     if (is_plain || (had_none && cudaGetDevice(&device) == cudaSuccess && device != scope->device)) {
-        if (cudaSetDevice(scope->device) != cudaSuccess) { (void) cudaGetLastError(); }
+        (void) gcudai_cuda_ok_or_clear(cudaSetDevice(scope->device));
         if (had_none) { (void) gcudai_cuda_driver.cuCtxSetCurrent(NULL); } // selecting made one current
     }
 }
@@ -25546,10 +25540,7 @@ static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai
 // Bytes free on the current device, for messages; 0 where that cannot be asked.
 static unsigned long long gcudai_cuda_free_bytes(void) {
     size_t n_free = 0, n_total = 0;
-    if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
-        (void) cudaGetLastError();
-        n_free = 0;
-    }
+    if (!gcudai_cuda_ok_or_clear(cudaMemGetInfo(&n_free, &n_total))) { n_free = 0; }
     return (unsigned long long) n_free;
 }
 
@@ -25642,8 +25633,7 @@ static void gcudai_cuda_release(const struct gcudai_cuda_piece * piece) {
     gcudai_cuda_relax(&scope);
     const cudaError_t err = piece->is_pinned ? cudaFreeHost(piece->ptr) : cudaFree(piece->ptr);
     gcudai_cuda_unrelax(&scope);
-    if (err != cudaSuccess) { // a lost device, or a driver that shuts down: nothing more can be done for it
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(err)) { // a lost device, or a driver that shuts down: nothing more can be done for it
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s of %llu bytes on CUDA%d: %s",
             piece->is_pinned ? "cudaFreeHost" : "cudaFree", (unsigned long long) piece->size, piece->device,
             cudaGetErrorString(err));
@@ -25889,7 +25879,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
-        if (gcudai_cuda_unlock_pages(r->ptr) != cudaSuccess) { (void) cudaGetLastError(); }
+        (void) gcudai_cuda_ok_or_clear(gcudai_cuda_unlock_pages(r->ptr));
         gcudai_free(r);
     }
 }
@@ -34658,7 +34648,7 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
 static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, (struct gcudai_cuda_device *) dev);
-    if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_ok_or_clear(cudaEventDestroy((cudaEvent_t) event->context));
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref((struct gcudai_cuda_device *) dev);
     gcudai_free(event);
@@ -35829,8 +35819,7 @@ static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b) {
     cudaError_t err = b->ptr != NULL ? cudaFree(b->ptr) : cudaSuccess;
     const cudaError_t end = cudaDestroyExternalMemory(b->external);
     err = err != cudaSuccess ? err : end;
-    if (err != cudaSuccess) {
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(err)) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "giving imported memory back: %s", cudaGetErrorString(err));
     }
     b->external = NULL;
@@ -35983,7 +35972,7 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
     struct gcudai_cuda_scope scope;
     if (semaphore == NULL) { return; }
     (void) gcudai_cuda_enter_of(&scope, semaphore->device);
-    if (cudaDestroyExternalSemaphore(semaphore->handle) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_ok_or_clear(cudaDestroyExternalSemaphore(semaphore->handle));
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(semaphore->device);
     gcudai_free(semaphore);
