@@ -32361,38 +32361,33 @@ struct gcudai_cuda_pattern {
 // clang-format off
 #define GCUDAI_CUDA_BY_ROWS(rows, fit) \
     gcudai_cuda_##rows##_rows, gcudai_cuda_fit_##fit, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE
+#define GCUDAI_CUDA_BY_MATCH(match, path, first) \
+    NULL, NULL, gcudai_cuda_match_##match, GCUDAI_CUDA_MM_##path, GCUDA_OP_##first
+#define GCUDAI_CUDA_BY_ROW_ABOVE NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     // One match finds all four; with queries it is the next row, with values the one after that.
-    { "rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, gcudai_cuda_match_inputs, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
-    { "rope of queries + rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
-    { "rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
-    { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
+    { "rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_MATCH(inputs, PLAIN, NONE) },
+    { "rope of queries + rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
     { "hadamard", GCUDAI_CUDA_FUSED_HADAMARD, GCUDAI_CUDA_BY_ROWS(hadamard, hadamard) },
     // One match finds both; of experts it is the next row.
     { "mul_mat + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) },
-    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
-    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_VEC,
-        GCUDA_OP_MUL_MAT },
-    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group,
-        GCUDAI_CUDA_MM_WGMMA, GCUDA_OP_MUL_MAT },
-    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group,
-        GCUDAI_CUDA_MM_TILE, GCUDA_OP_MUL_MAT },
-    { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, NULL, NULL, gcudai_cuda_match_glu_mul_mat, GCUDAI_CUDA_MM_WGMMA,
-        GCUDA_OP_GLU },
-    { "route", GCUDAI_CUDA_FUSED_ROUTE, NULL, NULL, gcudai_cuda_match_route, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, VEC, MUL_MAT) },
+    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, WGMMA, MUL_MAT) },
+    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, TILE, MUL_MAT) },
+    { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, GCUDAI_CUDA_BY_MATCH(glu_mul_mat, WGMMA, GLU) },
+    { "route", GCUDAI_CUDA_FUSED_ROUTE, GCUDAI_CUDA_BY_MATCH(route, PLAIN, NONE) },
     { "sum of parts + add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(parts_norm, parts_norm_mul) },
-    { "norm + router", GCUDAI_CUDA_FUSED_NORM_PRODUCT, NULL, NULL, gcudai_cuda_match_norm_product, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
+    { "norm + router", GCUDAI_CUDA_FUSED_NORM_PRODUCT, GCUDAI_CUDA_BY_MATCH(norm_product, PLAIN, NONE) },
     { "add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(add_norm, norm_mul) },
     { "rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(norm, norm_mul) },
     { "scale + soft_max", GCUDAI_CUDA_FUSED_LAST_NODE, GCUDAI_CUDA_BY_ROWS(scale_soft_max, scale_soft_max) },
 #if GCUDAI_KERNEL_HAS(RECURRENT)
     { "ssm_conv + silu", GCUDAI_CUDA_FUSED_SSM_CONV, GCUDAI_CUDA_BY_ROWS(ssm_conv, ssm_conv) },
 #endif
-    { "chain", GCUDAI_CUDA_FUSED_CHAIN, NULL, NULL, gcudai_cuda_match_chain, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "chain", GCUDAI_CUDA_FUSED_CHAIN, GCUDAI_CUDA_BY_MATCH(chain, PLAIN, NONE) },
 };
 // clang-format on
 
@@ -37135,6 +37130,16 @@ static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
+// The first backend that reads buffers of the type and can compute the group; n_backends: none.
+static int gcudai_sched_reader(gcuda_backend_sched_t s, gcuda_backend_buffer_type_t buft, int32_t rep) {
+    int b = 0;
+    while (b < s->n_backends &&
+           !(gcuda_backend_supports_buft(s->backends[b].backend, buft) && gcudai_sched_can(s, b, rep))) {
+        ++b;
+    }
+    return b;
+}
+
 // Assigns a node to the backend that reads its weight. If that is the last one,
 // a backend whose offload_op accepts the node takes it.
 static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
@@ -37145,11 +37150,7 @@ static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
         const int32_t w = source >= 0 ? s->items[source].root : -1;
         if (w < 0 || !gcudai_sched_is_weight(&s->items[w])) { continue; }
         const gcuda_backend_buffer_type_t buft = gcudai_sched_placed_in(s->items[w].original);
-        int b = 0;
-        while (b < s->n_backends &&
-               !(gcuda_backend_supports_buft(s->backends[b].backend, buft) && gcudai_sched_can(s, b, rep))) {
-            ++b;
-        }
+        const int b = gcudai_sched_reader(s, buft, rep);
         if (b == s->n_backends) { return; }
         int offload = 0;
         while (offload < b &&
@@ -37170,12 +37171,7 @@ static gcuda_status gcudai_sched_fix_placed(gcuda_backend_sched_t s, int32_t i) 
     if (item->root != i || !item->is_placed || s->items[rep].backend != GCUDAI_SCHED_UNKNOWN) {
         return GCUDA_STATUS_SUCCESS;
     }
-    int b = 0;
-    while (b < s->n_backends &&
-           !(gcuda_backend_supports_buft(s->backends[b].backend, gcudai_sched_placed_in(item->original)) &&
-               gcudai_sched_can(s, b, rep))) {
-        ++b;
-    }
+    const int b = gcudai_sched_reader(s, gcudai_sched_placed_in(item->original), rep);
     if (b == s->n_backends && s->items[rep].first_member >= 0) {
         return gcudai_sched_refuse(s, i, GCUDAI_SCHED_UNKNOWN, "no backend can compute where this has its memory:");
     }
