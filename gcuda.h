@@ -20752,6 +20752,11 @@ static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
     return t->view_src ? t->view_src->buffer : t->buffer;
 }
 
+// Its memory has gone, and its struct tells so to tensors that still name it: see gcudai_gallocr_retire.
+static bool gcudai_is_retired(gcuda_backend_buffer_t buffer) {
+    return buffer != NULL && buffer->size == 0 && buffer->iface.get_tensor == NULL;
+}
+
 // flags: mask of the flags that are compared.
 static void gcudai_node_kind_of(const struct gcuda_tensor * t, int32_t flags, struct gcudai_node_kind * kind) {
     kind->op = (int32_t) t->op;
@@ -22073,10 +22078,6 @@ struct gcuda_gallocr {
 };
 
 // ---- buffers without memory, for tensors that still name one ----
-
-static bool gcudai_is_retired(gcuda_backend_buffer_t buffer) {
-    return buffer != NULL && buffer->size == 0 && buffer->iface.get_tensor == NULL;
-}
 
 static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
     gcuda_backend_buffer_t buffer = g->buffers[i];
