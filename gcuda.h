@@ -191,7 +191,7 @@ ADDING AN OPERATION
       - its row in the table of paths above that list [lint]
       - in gcuda_kernels.cu its struct mul_mat_path (takes, scratch_bytes, launch, layout): D_PATH(NAME) [linker, lint]
       - when it pays: rows of gcudai_cuda_mm_rules [lint]
-      - a case of gcudai_selftest_cases that forces it [lint], and its name in tests/sim/test-selftest.c [lint]
+      - a row of GCUDAI_SELFTESTS that forces it [lint], and its name in tests/sim/test-selftest.c [lint]
       - its letter in tests/sim/test-cuda.c [compiler], whose table says which products take it
       - a case of tests/hw that launches it [lint]; the simulated device runs these too
     Optional abilities of a path: layouts that norms and gates write (layout); products in groups (takes,
@@ -7226,8 +7226,8 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #include <time.h>
 
 // -- SIMD: functions carry a target attribute and are called only where gcuda_cpu_get_isa() has their set, so that a
-// plain -O2 -- build uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack
-// to 16 bytes and -- spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
+// plain -O2 build uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack to
+// 16 bytes and spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
 #define GCUDAI_HAVE_X86_SIMD 0
 #define GCUDAI_HAVE_NEON 0
 #define GCUDAI_HAVE_DOTPROD 0
@@ -7275,7 +7275,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif
 
 // -- floating-point environment of the calling thread: rounding, flush to zero, traps. gcudai_fp_enter sets the default
-// one (to -- nearest, subnormal numbers kept, no traps) and returns what gcudai_fp_leave brings back.
+// one (to nearest, subnormal numbers kept, no traps) and returns what gcudai_fp_leave brings back.
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 typedef unsigned gcudai_fp_env;
@@ -7937,7 +7937,7 @@ static void gcudai_file_unmap(struct gcudai_mapping * map) {
 
 #if !defined(GCUDA_NO_CUDA)
 // -- shared libraries, for drivers that may be missing. Symbols are addresses of functions or data, copied into a
-// -- pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
+// pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
 static GCUDAI_UNUSED void * gcudai_dl_open(const char * name) {
 #if defined(_WIN32)
     return (void *) LoadLibraryA(name);
@@ -8014,6 +8014,20 @@ extern "C" {
         if (gcudai_try_st != GCUDA_STATUS_SUCCESS) { return gcudai_try_st; } \
     } while (0)
 
+// Returns the status, with a message, if the condition holds.
+#define GCUDAI_FAIL_IF(cond, status, ...)                        \
+    do {                                                         \
+        if (cond) { return gcudai_fail((status), __VA_ARGS__); } \
+    } while (0)
+// In functions that return a pointer: NULL, with a message, if the condition holds.
+#define GCUDAI_NULL_IF(cond, status, ...)              \
+    do {                                               \
+        if (cond) {                                    \
+            (void) gcudai_fail((status), __VA_ARGS__); \
+            return NULL;                               \
+        }                                              \
+    } while (0)
+
 static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 
 // All process-wide state: a lock, and nothing that needs to be freed at exit.
@@ -8087,7 +8101,7 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #endif
 
 // One of four texts of this thread, of GCUDAI_LABEL_BYTES.
-enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 24 };
+enum { GCUDAI_LABEL_BYTES = GCUDA_MAX_NAME + 32 };
 static char * gcudai_label_text(void) {
     static GCUDAI_THREAD_LOCAL char texts[4][GCUDAI_LABEL_BYTES];
     static GCUDAI_THREAD_LOCAL int next = 0;
@@ -8107,10 +8121,29 @@ static const char * gcudai_called(const struct gcuda_tensor * t) {
     return t != NULL ? gcudai_quoted(t->name) : "the tensor";
 }
 
+// Shape and strides in messages: "[2, 3, 1, 1]". The text is one of the four buffers too.
+static const char * gcudai_shape_text(const int64_t * ne) {
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "[%lld, %lld, %lld, %lld]", (long long) ne[0], (long long) ne[1],
+        (long long) ne[2], (long long) ne[3]);
+    return text;
+}
+static const char * gcudai_strides_text(const size_t * nb) {
+    char * text = gcudai_label_text();
+    snprintf(text, GCUDAI_LABEL_BYTES, "[%llu, %llu, %llu, %llu]", (unsigned long long) nb[0],
+        (unsigned long long) nb[1], (unsigned long long) nb[2], (unsigned long long) nb[3]);
+    return text;
+}
+
 // For an object that is NULL because an earlier call failed: its message is appended to the new one.
 static gcuda_status gcudai_null_fail(const char * function, const char * object) {
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is NULL%s%.800s", function, object,
         gcudai_message[0] != '\0' ? "; the error before: " : "", gcudai_message);
+}
+
+// The two objects that a function was given must not be NULL.
+static gcuda_status gcudai_given(const char * function, const char * a, bool has_a, const char * b, bool has_b) {
+    return has_a && has_b ? GCUDA_STATUS_SUCCESS : gcudai_null_fail(function, has_a ? b : a);
 }
 
 // Appends to a bounded text; counts what did not fit, as snprintf does.
@@ -8253,6 +8286,12 @@ static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
     return true;
 }
 
+// a * b, or SIZE_MAX, which no memory has, when that is too large.
+static size_t gcudai_bytes_of(size_t a, size_t b) {
+    size_t n = 0;
+    return gcudai_mul_size(a, b, &n) ? n : SIZE_MAX;
+}
+
 static bool gcudai_add_size(size_t a, size_t b, size_t * out) {
     if (b > SIZE_MAX - a) { return false; }
     *out = a + b;
@@ -8276,11 +8315,8 @@ static size_t gcudai_pad(size_t x, size_t align) { return (x + align - 1) & ~(al
 
 static void * gcudai_calloc(size_t n, size_t size) {
     size_t bytes = 0;
-    if (!gcudai_mul_size(n, size, &bytes)) {
-        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu times %llu bytes wanted", (unsigned long long) n,
-            (unsigned long long) size);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcudai_mul_size(n, size, &bytes), GCUDA_STATUS_ALLOC_FAILED,
+        "out of memory: %llu times %llu bytes wanted", (unsigned long long) n, (unsigned long long) size);
     void * ptr = gcudai_alloc(bytes);
     if (ptr != NULL) { memset(ptr, 0, bytes); }
     return ptr;
@@ -8481,10 +8517,8 @@ enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
 }
 
 gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
-    if (isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa)) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
-    }
+    GCUDAI_FAIL_IF(isa != GCUDA_CPU_ISA_AUTO && !gcudai_cpu_has_isa(isa), GCUDA_STATUS_UNSUPPORTED,
+        "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -8736,11 +8770,9 @@ static void gcudai_quantize_worker(void * arg) {
 static gcuda_status gcudai_quantize_check_importance(const struct gcudai_quantize_job * job, const char * type_name) {
     for (int64_t i = 0; job->weighted != NULL && job->imatrix != NULL && i < job->n_per_row; ++i) {
         const float w = job->imatrix[i];
-        if (!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "quantize: importance of column %lld is %g, %s wants 0 to %g", (long long) i, (double) w, type_name,
-                (double) GCUDAI_MAX_IMPORTANCE);
-        }
+        GCUDAI_FAIL_IF(!(w >= 0.0f && w <= GCUDAI_MAX_IMPORTANCE), GCUDA_STATUS_INVALID_ARGUMENT,
+            "quantize: importance of column %lld is %g, %s wants 0 to %g", (long long) i, (double) w, type_name,
+            (double) GCUDAI_MAX_IMPORTANCE);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -8752,27 +8784,19 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     int64_t n = 0;
     size_t bytes = 0;
     GCUDAI_ZERO(*job);
-    if (t == NULL || t->from_float_ref == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
-    }
-    if (n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
-            (long long) n_per_row, t->type_name, (long long) t->blck_size);
-    }
-    if (start < 0 || start % n_per_row != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld",
-            (long long) start, (long long) n_per_row);
-    }
+    GCUDAI_FAIL_IF(t == NULL || t->from_float_ref == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
+    GCUDAI_FAIL_IF(n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
+        (long long) n_per_row, t->type_name, (long long) t->blck_size);
+    GCUDAI_FAIL_IF(start < 0 || start % n_per_row != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "quantize: start %lld is not the start of a row of %lld", (long long) start, (long long) n_per_row);
     job->row_bytes = gcuda_row_size(type, n_per_row);
-    if (!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
-        !gcudai_mul_size((size_t) n, sizeof(float), &bytes) ||
-        !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: %lld rows of %lld elements from %lld on are too many bytes", (long long) n_rows,
-            (long long) n_per_row, (long long) start);
-    }
+    GCUDAI_FAIL_IF(!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
+                       !gcudai_mul_size((size_t) n, sizeof(float), &bytes) ||
+                       !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes),
+        GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements from %lld on are too many bytes",
+        (long long) n_rows, (long long) n_per_row, (long long) start);
     job->n_rows = n_rows;
     job->n_per_row = n_per_row;
     job->rows_per_turn = 1 + 16384 / n_per_row;
@@ -8787,14 +8811,11 @@ static gcuda_status gcudai_quantize_set_data(
     struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start, const float * src, void * dst) {
     const uintptr_t alignment = gcudai_type_of(type)->align;
     if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
-    if (src == NULL || dst == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
-    }
-    if ((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "quantize: src %p or dst %p is not aligned for floats and %s blocks", (const void *) src, dst,
-            gcuda_type_name(type));
-    }
+    GCUDAI_FAIL_IF(
+        src == NULL || dst == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
+    GCUDAI_FAIL_IF((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0,
+        GCUDA_STATUS_INVALID_ARGUMENT, "quantize: src %p or dst %p is not aligned for floats and %s blocks",
+        (const void *) src, dst, gcuda_type_name(type));
     job->src = src + start;
     job->dst = (char *) dst + (size_t) (start / job->n_per_row) * job->row_bytes;
     return GCUDA_STATUS_SUCCESS;
@@ -8850,11 +8871,10 @@ static bool gcudai_block_is_finite(const uint8_t * p, const struct gcudai_block_
 gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes, int64_t * bad_block) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     if (bad_block != NULL) { *bad_block = -1; }
-    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: type %d is invalid", (int) type); }
-    if (n_bytes % t->type_size != 0 || (data == NULL && n_bytes != 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: %llu bytes at %p are not whole %s blocks of %llu",
-            (unsigned long long) n_bytes, data, t->type_name, (unsigned long long) t->type_size);
-    }
+    GCUDAI_FAIL_IF(t == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "validate: type %d is invalid", (int) type);
+    GCUDAI_FAIL_IF(n_bytes % t->type_size != 0 || (data == NULL && n_bytes != 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "validate: %llu bytes at %p are not whole %s blocks of %llu", (unsigned long long) n_bytes, data, t->type_name,
+        (unsigned long long) t->type_size);
     const struct gcudai_block_floats * floats = &gcudai_type_of(type)->floats;
     const size_t n = n_bytes / t->type_size;
     for (size_t i = 0; i < n; ++i) {
@@ -8989,8 +9009,13 @@ static bool gcudai_is_float(enum gcuda_type type) {
     return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
 }
 
-// Elements of F32, F16 or BF16 with any stride, to float and back. n at most GCUDAI_PIECE keeps buffers on the stack.
-#define GCUDAI_PIECE 256
+#define GCUDAI_PIECE 256 // elements taken at a time: their floats are on the stack
+
+// Elements [i0, i1) in pieces: the n from i on.
+#define GCUDAI_FOR_PIECES(i, n, i0, i1) \
+    for (int64_t i = (i0), n = 0; i < (i1) && (n = GCUDAI_MIN((i1) - (i), GCUDAI_PIECE)) > 0; i += GCUDAI_PIECE)
+
+// Elements of F32, F16 or BF16 with any stride, to float and back. n: at most GCUDAI_PIECE.
 static void gcudai_load(enum gcuda_type type, const char * p, size_t nb0, int64_t n, float * out) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     if (nb0 == t->type_size) {
@@ -9021,14 +9046,13 @@ static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
 // Layout from shape, the one place where sizes are computed: fills contiguous strides and the bytes they span.
 static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size_t * nb, size_t * n_bytes) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
-    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type); }
+    GCUDAI_FAIL_IF(t == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type);
     bool is_ok = true;
     int64_t n_elements = 1;
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) { is_ok = is_ok && ne[i] >= 0; }
-    if (is_ok && ne[0] % t->blck_size != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "rows of %lld elements are not whole blocks of %lld (%s)",
-            (long long) ne[0], (long long) t->blck_size, t->type_name);
-    }
+    GCUDAI_FAIL_IF(is_ok && ne[0] % t->blck_size != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "rows of %lld elements are not whole blocks of %lld (%s)", (long long) ne[0], (long long) t->blck_size,
+        t->type_name);
     nb[0] = t->type_size;
     is_ok = is_ok && gcudai_mul_size(nb[0], (size_t) (ne[0] / t->blck_size), &nb[1]);
     is_ok = is_ok && gcudai_mul_size(nb[1], (size_t) ne[1], &nb[2]);
@@ -9038,11 +9062,8 @@ static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size
         is_ok = gcudai_mul_i64(
             n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
     }
-    if (!is_ok || *n_bytes > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large", (long long) ne[0], (long long) ne[1],
-            (long long) ne[2], (long long) ne[3], t->type_name);
-    }
+    GCUDAI_FAIL_IF(!is_ok || *n_bytes > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+        "shape %s of type %s is negative or too large", gcudai_shape_text(ne), t->type_name);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -9068,20 +9089,11 @@ static gcuda_status gcudai_tensor_extent(const struct gcuda_tensor * t, size_t *
         is_ok = is_ok && (i == 0 || (gcudai_mul_size((size_t) (t->ne[i] - 1), t->nb[i], &step) &&
                                         gcudai_add_size(span, step, &span)));
     }
-    if (!is_aligned) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
-            (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
-            (unsigned long long) t->nb[2], (unsigned long long) t->nb[3],
-            (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
-    }
-    if (!is_ok || span > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
-            (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
-            (unsigned long long) t->nb[3], (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
-            (long long) t->ne[3]);
-    }
+    GCUDAI_FAIL_IF(!is_aligned, GCUDA_STATUS_INVALID_ARGUMENT,
+        "offset %llu or strides %s are not multiples of %llu bytes (%s)", (unsigned long long) t->view_offs,
+        gcudai_strides_text(t->nb), (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
+    GCUDAI_FAIL_IF(!is_ok || span > (size_t) PTRDIFF_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+        "strides %s of shape %s are too large", gcudai_strides_text(t->nb), gcudai_shape_text(t->ne));
     *n_bytes = span;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9243,10 +9255,8 @@ static bool gcudai_context_holds(const struct gcuda_context * ctx, const void * 
 static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, void * memory, size_t size) {
     const size_t header = gcudai_pad(sizeof(struct gcudai_arena_block), GCUDAI_ALIGN);
     size_t bytes = header;
-    if (memory == NULL && !gcudai_add_size(header, size, &bytes)) {
-        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: a context of %llu bytes", (unsigned long long) size);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(memory == NULL && !gcudai_add_size(header, size, &bytes), GCUDA_STATUS_ALLOC_FAILED,
+        "out of memory: a context of %llu bytes", (unsigned long long) size);
     struct gcudai_arena_block * b = (struct gcudai_arena_block *) gcudai_alloc(bytes);
     if (b == NULL) { return NULL; }
     b->next = ctx->block;
@@ -9259,10 +9269,8 @@ static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, 
 }
 
 struct gcuda_context * gcuda_init(struct gcuda_init_params params) {
-    if (params.mem_size == 0 && params.mem_buffer != NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "init: mem_buffer needs mem_size");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(params.mem_size == 0 && params.mem_buffer != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "init: mem_buffer needs mem_size");
     struct gcuda_context * ctx = (struct gcuda_context *) gcudai_calloc(1, sizeof(struct gcuda_context));
     if (ctx == NULL) { return NULL; }
     ctx->no_alloc = params.no_alloc;
@@ -9599,19 +9607,15 @@ void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
 }
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_param: %s is NULL or computed by an operation", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || tensor->op != GCUDA_OP_NONE, GCUDA_STATUS_INVALID_ARGUMENT,
+        "set_param: %s is NULL or computed by an operation", gcudai_called(tensor));
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor),
+        GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: %s is NULL or not a scalar f32", gcudai_called(tensor));
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9633,24 +9637,16 @@ static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
 static char * gcudai_element(
     const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
-    if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
-            t == NULL         ? "is NULL"
-            : t->data == NULL ? "has no memory yet: allocate its context or its graph first"
-            : gcuda_is_quantized(t->type)
-                ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
-                : "is not in host memory: use gcuda_backend_tensor_set and _get");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1,
+        GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s %s", what, gcudai_called(t),
+        t == NULL                     ? "is NULL"
+        : t->data == NULL             ? "has no memory yet: allocate its context or its graph first"
+        : gcuda_is_quantized(t->type) ? "is quantized: convert rows, see gcuda_quantize_rows and gcuda_get_type_traits"
+                                      : "is not in host memory: use gcuda_backend_tensor_set and _get");
     size_t offset = 0;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        if (i[d] < 0 || i[d] >= t->ne[d]) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "%s: index [%lld, %lld, %lld, %lld] is outside %s [%lld, %lld, %lld, %lld]", what, (long long) i0,
-                (long long) i1, (long long) i2, (long long) i3, gcudai_called(t), (long long) t->ne[0],
-                (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
-            return NULL;
-        }
+        GCUDAI_NULL_IF(i[d] < 0 || i[d] >= t->ne[d], GCUDA_STATUS_INVALID_ARGUMENT, "%s: index %s is outside %s %s",
+            what, gcudai_shape_text(i), gcudai_called(t), gcudai_shape_text(t->ne));
         offset += (size_t) i[d] * t->nb[d];
     }
     return (char *) t->data + offset;
@@ -12659,8 +12655,7 @@ static void gcudai_q_pack_column(
 
 static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0, int64_t k, char * out) {
     float buf[GCUDAI_PIECE];
-    for (int64_t i = 0; i < k; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(k - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, 0, k) {
         gcudai_load_any(type, row, nb0, i, n, buf);
         memcpy(out + (size_t) i * sizeof(float), buf, (size_t) n * sizeof(float));
     }
@@ -12676,8 +12671,7 @@ static void gcudai_pack_quad(
         return;
     }
     memset(buf, 0, sizeof(buf));
-    for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (k0, n, 0, k) {
         for (int64_t j = 0; j < n_cols && j < 4; ++j) {
             gcudai_load_any(type, x + (size_t) j * nb_col, nb_k, k0, n, buf[j]);
         }
@@ -12740,11 +12734,9 @@ static const char * gcudai_label(const struct gcuda_tensor * y, const struct gcu
 static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
     gcudai_append(out, "; %s", role);
     if (t->name[0] != '\0') { gcudai_append(out, " '%s'", t->name); }
-    gcudai_append(out, " %s [%lld, %lld, %lld, %lld]", gcuda_type_name(t->type), (long long) t->ne[0],
-        (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    gcudai_append(out, " %s %s", gcuda_type_name(t->type), gcudai_shape_text(t->ne));
     if (gcuda_type_is_valid(t->type) && !gcuda_is_contiguous(t)) {
-        gcudai_append(out, " strides [%llu, %llu, %llu, %llu]", (unsigned long long) t->nb[0],
-            (unsigned long long) t->nb[1], (unsigned long long) t->nb[2], (unsigned long long) t->nb[3]);
+        gcudai_append(out, " strides %s", gcudai_strides_text(t->nb));
     }
 }
 
@@ -12810,22 +12802,35 @@ static gcuda_status gcudai_want_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16", gcudai_label(y, t),
-        gcuda_type_name(t->type));
+// Demands of a check on a tensor; several are joined by |.
+enum {
+    GCUDAI_IS_FLOAT = 1,
+    GCUDAI_IS_F32 = 2,
+    GCUDAI_IS_I32 = 4,
+    GCUDAI_HAS_ROWS = 8, // packed ones, anywhere
+    GCUDAI_IS_CONTIGUOUS = 16
+};
+
+static gcuda_status gcudai_want(const struct gcuda_tensor * y, const struct gcuda_tensor * t, int what) {
+    GCUDAI_WANT(y, (what & GCUDAI_IS_FLOAT) == 0 || gcudai_is_float(t->type), "type of %s is %s, want f32, f16 or bf16",
+        gcudai_label(y, t), gcuda_type_name(t->type));
+    if ((what & GCUDAI_IS_F32) != 0) { GCUDAI_TRY(gcudai_want_type(y, t, GCUDA_TYPE_F32)); }
+    if ((what & GCUDAI_IS_I32) != 0) { GCUDAI_TRY(gcudai_want_type(y, t, GCUDA_TYPE_I32)); }
+    GCUDAI_WANT(y, (what & GCUDAI_HAS_ROWS) == 0 || gcuda_is_contiguous_rows(t),
+        "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t), (unsigned long long) t->nb[0]);
+    GCUDAI_WANT(
+        y, (what & GCUDAI_IS_CONTIGUOUS) == 0 || gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous(t), "%s must be contiguous", gcudai_label(y, t));
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of %s must be packed, nb[0] is %llu bytes", gcudai_label(y, t),
-        (unsigned long long) t->nb[0]);
-    return GCUDA_STATUS_SUCCESS;
-}
+// Of each of the tensors.
+#define GCUDAI_WANT_EACH(y, what, ...)                                                                   \
+    do {                                                                                                 \
+        const struct gcuda_tensor * const gcudai_each[] = { __VA_ARGS__ };                               \
+        for (size_t gcudai_i = 0; gcudai_i < sizeof(gcudai_each) / sizeof(gcudai_each[0]); ++gcudai_i) { \
+            GCUDAI_TRY(gcudai_want((y), gcudai_each[gcudai_i], (what)));                                 \
+        }                                                                                                \
+    } while (0)
 
 // y has the shape of t.
 static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
@@ -12837,13 +12842,11 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     size_t span = 0, end = 0;
     GCUDAI_TRY(gcudai_tensor_extent(t, &span));
     if (t->view_src != NULL && span > 0) {
-        if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
-            end > gcuda_nbytes(t->view_src)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes", gcudai_called(t),
-                (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
-                (unsigned long long) gcuda_nbytes(t->view_src));
-        }
+        GCUDAI_FAIL_IF(t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
+                           end > gcuda_nbytes(t->view_src),
+            GCUDA_STATUS_INVALID_ARGUMENT, "view %s of %llu bytes at offset %llu does not fit into %s of %llu bytes",
+            gcudai_called(t), (unsigned long long) span, (unsigned long long) t->view_offs, gcudai_called(t->view_src),
+            (unsigned long long) gcuda_nbytes(t->view_src));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12857,10 +12860,8 @@ static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const 
 // Everything about a node that no backend is needed for. Every backend calls it before its own rule.
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
-    if (info == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
-    }
+    GCUDAI_FAIL_IF(
+        info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s: operation %d does not exist", gcudai_called(y), (int) y->op);
     GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         if (y->src[i] == NULL) {
@@ -12878,7 +12879,7 @@ gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
 }
 
 gcuda_status gcuda_node_args(const struct gcuda_tensor * node, union gcuda_args * args) {
-    if (node == NULL || args == NULL) { return gcudai_null_fail("node_args", node == NULL ? "node" : "args"); }
+    GCUDAI_TRY(gcudai_given("node_args", "node", node, "args", args));
     GCUDAI_TRY(gcudai_check_node(node));
     GCUDAI_ZERO(*args);
     gcudai_op_row(node->op)->args(node, args);
@@ -12996,9 +12997,8 @@ static gcuda_status gcudai_want_node_of(
 static gcuda_status gcudai_set_prec(
     struct gcuda_tensor * a, const char * function, const enum gcuda_op * ops, size_t at, enum gcuda_prec prec) {
     GCUDAI_TRY(gcudai_want_node_of(a, function, ops));
-    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: precision %d does not exist", function, (int) prec);
-    }
+    GCUDAI_FAIL_IF(prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: precision %d does not exist", function, (int) prec);
     a->op_params[at / sizeof(a->op_params[0])] = (int32_t) prec;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -13265,7 +13265,7 @@ static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int
 
 // Result and first source: floats of one type and shape.
 static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     return gcudai_want_like(y, y->src[0]);
 }
@@ -13302,11 +13302,8 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
         return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
-            "[%lld, %lld, %lld, %lld] from %s [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
-            "source contiguous",
-            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], gcudai_called(a),
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
-            gcuda_is_contiguous(a) ? "" : " with gaps");
+            "%s from %s %s%s: element counts must be equal and the source contiguous", gcudai_shape_text(ne),
+            gcudai_called(a), gcudai_shape_text(a->ne), gcuda_is_contiguous(a) ? "" : " with gaps");
     }
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, 0);
     gcuda_format_name(y, "%s (reshaped)", a->name);
@@ -13337,7 +13334,7 @@ struct gcuda_tensor * gcuda_reshape_4d(
 
 static gcuda_status gcudai_reshape_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_alias(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y,
         gcuda_nelements(y) == gcuda_nelements(y->src[0]) && gcuda_is_contiguous(y) &&
             y->view_offs == y->src[0]->view_offs,
@@ -14078,7 +14075,7 @@ static gcuda_status gcudai_want_pair(
     for (int k = 0; k < 2 && unit > 1 && x->type != t->type; ++k) {
         const struct gcuda_tensor * side = k == 0 ? x : t;
         if (gcuda_blck_size(side->type) == unit || !gcuda_is_contiguous(side)) {
-            GCUDAI_TRY(gcudai_want_rows(y, side));
+            GCUDAI_TRY(gcudai_want(y, side, GCUDAI_HAS_ROWS));
             GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld",
                 (long long) side->ne[0], (long long) unit);
         }
@@ -14096,9 +14093,8 @@ static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
 // Said by the constructor itself where a result of quantized rows could not even be made.
 static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
     if (gcuda_is_quantized(a->type)) {
-        gcudai_op_error(ctx, op, "type of %s [%lld, %lld, %lld, %lld] is %s, want one that is not quantized",
-            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", (long long) a->ne[0], (long long) a->ne[1],
-            (long long) a->ne[2], (long long) a->ne[3], gcuda_type_name(a->type));
+        gcudai_op_error(ctx, op, "type of %s %s is %s, want one that is not quantized",
+            a->name[0] != '\0' ? gcudai_label(NULL, a) : "src0", gcudai_shape_text(a->ne), gcuda_type_name(a->type));
         return false;
     }
     return true;
@@ -14127,8 +14123,7 @@ static gcuda_status gcudai_dup_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->cpy.x = gcudai_array(y->src[0]);
-    args->cpy.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->cpy.y, &args->cpy.x);
     args->cpy.scratch = NULL; // kernels take the struct as it is
 }
 
@@ -14224,7 +14219,7 @@ struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_te
 static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_I32));
     GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1,
         "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
     GCUDAI_TRY(gcudai_want_type(y, y, gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type));
@@ -14288,9 +14283,9 @@ struct gcuda_tensor * gcuda_get_rows_back(
 static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_I32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y),
         "gradient and result must be matrices, indices a vector");
     GCUDAI_WANT(y, a->ne[1] >= b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
@@ -14363,7 +14358,7 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[0];
     const struct gcuda_tensor * c = y->src[1];
     const struct gcuda_tensor * a = y->src[2];
-    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
     GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of %s is %s, want i32 or i64",
         gcudai_label(y, c), gcuda_type_name(c->type));
@@ -14379,8 +14374,7 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
         gcuda_is_empty(b) || (c->ne[1] > 0 && c->ne[2] > 0 && b->ne[2] % c->ne[1] == 0 && b->ne[3] % c->ne[2] == 0),
         "dimensions 1 and 2 of the indices must divide %lld and %lld", (long long) b->ne[2], (long long) b->ne[3]);
     GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
-    GCUDAI_TRY(gcudai_want_rows(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, b, y);
     return gcudai_want_pair(y, b, y);
 }
 
@@ -14401,15 +14395,12 @@ static int64_t gcudai_set_rows_max(const struct gcuda_array * x, const struct gc
 static void gcudai_set_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcuda_array x = gcudai_array(y->src[0]), ids = gcudai_array(y->src[1]), a = gcudai_array(y);
     const int64_t n_planes = ids.ne[1] * ids.ne[2];
-    size_t n = 0;
     if (ids.ne[0] > 1) {
         w->n_phases = 2;
         w->n_items[0] = n_planes;
         w->item_cost[0] = 20.0 * (double) ids.ne[0];
-        if (!gcudai_mul_size((size_t) n_planes, gcudai_last_row_slots(&ids) + 1, &n) ||
-            !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        const size_t n = gcudai_bytes_of((size_t) n_planes, gcudai_last_row_slots(&ids) + 1);
+        w->shared_bytes = gcudai_bytes_of(n, sizeof(int64_t));
     }
     gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w,
         ids.ne[0] > 1 ? 1 : 0);
@@ -14537,17 +14528,15 @@ static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     bool is_aligned = offset % size == 0;
     GCUDAI_TRY(gcudai_want_same_type(y, a, y));
     GCUDAI_TRY(gcudai_want_like(y, a));
-    GCUDAI_TRY(gcudai_want_contiguous(y, a));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, a, y);
     GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld",
         (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
     if (gcuda_is_empty(b)) { return GCUDA_STATUS_SUCCESS; }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { is_aligned = is_aligned && (r.ne[d] == 1 || r.nb[d] % size == 0); }
     GCUDAI_WANT(y, is_aligned && gcudai_region_fits(y, &r) && gcudai_is_disjoint(r.type, r.ne, r.nb),
-        "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps "
-        "itself, or is no multiple of %llu bytes",
-        (unsigned long long) offset, (unsigned long long) r.nb[0], (unsigned long long) r.nb[1],
-        (unsigned long long) r.nb[2], (unsigned long long) r.nb[3], (unsigned long long) gcuda_nbytes(y),
+        "the region at %llu with strides %s is not within the %llu bytes of the result, overlaps itself, or is no "
+        "multiple of %llu bytes",
+        (unsigned long long) offset, gcudai_strides_text(r.nb), (unsigned long long) gcuda_nbytes(y),
         (unsigned long long) size);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -14598,8 +14587,7 @@ GCUDAI_BOTH(acc,
     gcudai_acc, a, b, nb1, nb2, nb3, offset)
 
 static gcuda_status gcudai_acc_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     return gcudai_want_region(y);
 }
 
@@ -14612,8 +14600,7 @@ static void gcudai_acc_work(const struct gcuda_tensor * y, struct gcudai_work * 
 // One piece of a row of b onto y.
 static void gcudai_acc_piece(const struct gcuda_set_args * p, const struct gcudai_piece * c) {
     float sum[GCUDAI_PIECE], add[GCUDAI_PIECE];
-    for (int64_t i = c->i0; i < c->i0 + c->n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(c->i0 + c->n - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, m, c->i0, c->i0 + c->n) {
         char * y = gcudai_at(&p->region, c->i1, c->i2, c->i3) + (size_t) i * p->region.nb[0];
         gcudai_load(p->b.type, gcudai_at(&p->b, c->i1, c->i2, c->i3) + (size_t) i * p->b.nb[0], p->b.nb[0], m, add);
         gcudai_load(p->y.type, y, p->region.nb[0], m, sum);
@@ -14654,7 +14641,7 @@ static gcuda_status gcudai_repeat_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_can_repeat(x, y), "extents of the result must be multiples of the source's");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -14673,7 +14660,7 @@ struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda
 
 static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, x));
+    GCUDAI_TRY(gcudai_want(y, x, GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_WANT(y, gcuda_can_repeat(y, x), "extents of the source must be multiples of the result's");
     return GCUDA_STATUS_SUCCESS;
@@ -14715,9 +14702,7 @@ static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai
         w->n_phases = 2;
         w->n_items[1] = n_pieces;
         w->item_cost[1] = 100.0 + (double) (s.n_groups * s.width);
-        if (!gcudai_mul_size((size_t) w->n_items[0], (size_t) s.width * sizeof(double), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) w->n_items[0], (size_t) s.width * sizeof(double));
     }
 }
 
@@ -14870,10 +14855,8 @@ static struct gcuda_tensor * gcudai_pad_op(
     if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) { return NULL; }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
-            return gcudai_op_error(ctx, GCUDA_OP_PAD,
-                "%d before and %d after dimension %d of %s [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d], d,
-                gcudai_called(a), (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2],
-                (long long) a->ne[3]);
+            return gcudai_op_error(ctx, GCUDA_OP_PAD, "%d before and %d after dimension %d of %s %s, want at least 0",
+                lp[d], rp[d], d, gcudai_called(a), gcudai_shape_text(a->ne));
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -14908,7 +14891,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     const struct gcudai_pad_params p = gcudai_pad_params_of(y);
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = p.ends[d][0], rp = p.ends[d][1];
         GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld after dimension %d, want at least 0", (long long) lp,
@@ -14923,8 +14906,7 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
 
 static void gcudai_pad_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_pad_args * p = &args->pad;
-    p->x = gcudai_array(y->src[0]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->x);
     const struct gcudai_pad_params pad = gcudai_pad_params_of(y);
     const struct gcudai_roll_params roll = gcudai_roll_params_of(y);
     p->is_circular = y->op != GCUDA_OP_PAD || pad.is_circular != 0;
@@ -15004,7 +14986,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     const int64_t p0 = p.p0, p1 = p.p1;
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
         "%lld before and %lld after, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
     GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
@@ -15013,8 +14995,7 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->pad_reflect_1d.x = gcudai_array(y->src[0]);
-    args->pad_reflect_1d.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->pad_reflect_1d.y, &args->pad_reflect_1d.x);
     args->pad_reflect_1d.p0 = gcudai_pad_reflect_1d_params_of(y).p0;
 }
 
@@ -15047,7 +15028,7 @@ static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_want_like(y, x));
     const struct gcudai_roll_params p = gcudai_roll_params_of(y);
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
@@ -15081,8 +15062,7 @@ static gcuda_status gcudai_diag_check(const struct gcuda_tensor * y) {
 static void gcudai_mask_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     struct gcuda_mask_args * p = &args->mask;
     const int tri = gcudai_tri_params_of(y).type;
-    p->x = gcudai_array(y->src[0]);
-    p->y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &p->y, &p->x);
     p->from = -GCUDAI_MASK_FAR;
     p->to = GCUDAI_MASK_FAR;
     p->value = y->op == GCUDA_OP_DIAG_MASK_INF ? -INFINITY
@@ -15151,7 +15131,7 @@ GCUDAI_BOTH(diag_mask_inf, (struct gcuda_context * ctx, struct gcuda_tensor * a,
 
 // Floats of the same type and shape: also of tri and fill.
 static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
     return gcudai_want_like(y, y->src[0]);
 }
@@ -15227,7 +15207,7 @@ struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, floa
 
 static gcuda_status gcudai_arange_check(const struct gcuda_tensor * y) {
     const struct gcudai_arange_params p = gcudai_arange_params_of(y);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     return gcudai_want_shape(y, gcudai_arange_count(p.start, p.stop, p.step), 1, 1, 1);
 }
 
@@ -15264,8 +15244,7 @@ struct gcuda_tensor * gcuda_timestep_embedding(
 static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
     const struct gcudai_timestep_embedding_params p = gcudai_timestep_embedding_params_of(y);
-    GCUDAI_TRY(gcudai_want_type(y, x, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_F32, x, y);
     GCUDAI_WANT(y, gcuda_is_vector(x), "%s must be a vector", gcudai_label(y, x));
     GCUDAI_WANT(y, p.dim >= 1 && p.max_period >= 1, "dim is %d and max_period %d, want at least 1", (int) p.dim,
         (int) p.max_period);
@@ -15273,8 +15252,7 @@ static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * 
 }
 
 static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->timestep_embedding.x = gcudai_array(y->src[0]);
-    args->timestep_embedding.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->timestep_embedding.y, &args->timestep_embedding.x);
     args->timestep_embedding.max_period = gcudai_timestep_embedding_params_of(y).max_period;
 }
 
@@ -15334,12 +15312,12 @@ static gcuda_status gcudai_want_quantized_sum(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD || y->op == GCUDA_OP_ADD1, "only add takes a quantized source");
-    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_F32));
     GCUDAI_WANT(
         y, y->type == a->type || y->type == GCUDA_TYPE_F32, "result must be %s or f32", gcuda_type_name(a->type));
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD1 || gcuda_are_same_shape(a, b), "quantized: b must have the shape of a");
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    return gcudai_want_rows(y, y);
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, a, y);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
@@ -15348,9 +15326,7 @@ static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
     if (gcuda_is_quantized(a->type)) {
         GCUDAI_TRY(gcudai_want_quantized_sum(y));
     } else {
-        GCUDAI_TRY(gcudai_want_float(y, a));
-        GCUDAI_TRY(gcudai_want_float(y, b));
-        GCUDAI_TRY(gcudai_want_float(y, y));
+        GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, a, b, y);
     }
     GCUDAI_WANT(y, gcuda_can_repeat(b, a), "b does not repeat to the shape of a");
     return gcudai_want_like(y, a);
@@ -15411,8 +15387,7 @@ static void gcudai_binary_run(const union gcuda_args * args, const struct gcudai
         const char * row_a = gcudai_row(&p->a, piece.row);
         const char * row_b = gcudai_row_repeated(&p->b, &p->y, piece.row);
         char * row_y = gcudai_row(&p->y, piece.row);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->a, row_a, i, n, 1.0f, a);
             gcudai_get_b(&p->b, row_b, i, n, b);
             fn(a, b, n);
@@ -15476,8 +15451,8 @@ static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     const struct gcuda_tensor * ids = y->src[2];
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, ids, GCUDAI_IS_I32));
     GCUDAI_WANT(y, gcuda_is_3d(a) && gcuda_is_matrix(b) && gcuda_is_matrix(ids),
         "want a of three dimensions, b and ids of two");
     GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows of a and b differ in length");
@@ -15505,8 +15480,7 @@ static void gcudai_add_id_cpu(const union gcuda_args * args, const struct gcudai
         const int32_t id = gcudai_read_i32(gcudai_at(&p->ids, token, 0, 0) + (size_t) u * p->ids.nb[0]);
         const bool is_ok = id >= 0 && id < p->b.ne[1];
         if (!is_ok) { gcudai_bad_index(t, piece.row, id, p->b.ne[1]); }
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->a, gcudai_row(&p->a, piece.row), i, n, 0.0f, a);
             if (is_ok) {
                 gcudai_get(&p->b, gcudai_at(&p->b, id, 0, 0), i, n, 0.0f, b);
@@ -15692,8 +15666,7 @@ static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_arra
         const struct gcudai_segment piece = gcudai_segment_at(y, item);
         const char * row_x = gcudai_row(x, piece.row);
         char * row_y = gcudai_row(y, piece.row);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(x, row_x, i, n, 1.0f, v);
             fn(v, n, p);
             gcudai_put(y, row_y, i, n, v);
@@ -15784,12 +15757,10 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist",
         (int) gcudai_glu_params_of(y).op);
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_want_type(y, y, a->type));
     if (b == NULL) { return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]); }
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_are_same_shape(a, b), "a and b differ in shape");
     return gcudai_want_like(y, a);
 }
@@ -15861,8 +15832,7 @@ static void gcudai_glu_cpu(const union gcuda_args * args, const struct gcudai_ta
     float x[GCUDAI_PIECE], g[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_segment piece = gcudai_segment_at(&p->y, item);
-        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, piece.i0, piece.i1) {
             gcudai_get(&p->x, gcudai_row(&p->x, piece.row), i, n, 1.0f, x);
             gcudai_get(&p->g, gcudai_row(&p->g, piece.row), i, n, 1.0f, g);
             gcudai_glu_fns[p->op](x, g, n, p);
@@ -15953,7 +15923,7 @@ struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_t
 
 static gcuda_status gcudai_silu_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -15991,7 +15961,7 @@ static void gcudai_row_parts_of(
         w->n_items[i] = n_rows * n_parts;
         w->item_cost[i] = n_parts == 1 ? item_cost * (double) n_phases : item_cost;
     }
-    if (n_parts > 1 && !gcudai_mul_size(slots_bytes, (size_t) n_rows, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    if (n_parts > 1) { w->shared_bytes = gcudai_bytes_of(slots_bytes, (size_t) n_rows); }
 }
 
 static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
@@ -16011,6 +15981,12 @@ static void gcudai_row_parts_run(const union gcuda_args * args, const struct gcu
         }
     }
 }
+
+// The CPU function of an operation whose gcudai_NAME_part works in n_phases on parts of the rows of the array x.
+#define GCUDAI_ROW_PARTS_CPU(name, x, n_phases)                                                        \
+    static void gcudai_##name##_cpu(const union gcuda_args * args, const struct gcudai_task * t) {     \
+        gcudai_row_parts_run(args, t, args->x.ne[0], GCUDAI_ROW_PART, n_phases, gcudai_##name##_part); \
+    }
 
 static void gcudai_slot_set(const struct gcudai_row_part * s, int slot, double v) {
     s->slots[slot * s->n_parts + s->part] = v;
@@ -16070,8 +16046,7 @@ static double gcudai_sum_part(
     const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift, int power) {
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(x, row, i, n, 0.0f, buf);
         sum += gcudai_sum_powers(buf, n, shift, power);
     }
@@ -16082,8 +16057,7 @@ static double gcudai_dot_part(const struct gcuda_array * a, const char * row_a, 
     const char * row_b, int64_t i0, int64_t i1) {
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     double acc[GCUDAI_STEP] = { 0.0 };
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(a, row_a, i, n, 0.0f, v);
         gcudai_get(b, row_b, i, n, 0.0f, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
@@ -16099,8 +16073,7 @@ static void gcudai_affine_part(const struct gcuda_array * x, const struct gcuda_
     const char * from = gcudai_row(x, row);
     char * to = gcudai_row(y, row);
     float buf[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(x, from, i, n, 0.0f, buf);
         GCUDAI_FOR_STEPS (j, n) { buf[j] = (float) (((double) buf[j] - shift) * scale); }
         gcudai_put(y, to, i, n, buf);
@@ -16117,7 +16090,7 @@ GCUDAI_BOTH(norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, float ep
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, eps >= 0.0f, "eps is %g, want >= 0", (double) eps);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16127,8 +16100,7 @@ static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) {
 }
 
 static void gcudai_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->norm.x = gcudai_array(y->src[0]);
-    args->norm.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->norm.y, &args->norm.x);
     args->norm.eps = gcudai_norm_params_of(y).eps;
 }
 
@@ -16143,9 +16115,7 @@ static void gcudai_norm_part(const union gcuda_args * args, const struct gcudai_
     gcudai_affine_part(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
 }
 
-static void gcudai_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(norm, norm.x, 3)
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
 GCUDAI_BOTH(
@@ -16164,9 +16134,7 @@ static void gcudai_rms_norm_part(const union gcuda_args * args, const struct gcu
         &p->x, &p->y, s, s->row, 0.0, 1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
-static void gcudai_rms_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(rms_norm, norm.x, 2)
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
 GCUDAI_BOTH(
@@ -16184,9 +16152,7 @@ static void gcudai_l2_norm_part(const union gcuda_args * args, const struct gcud
     gcudai_affine_part(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
 }
 
-static void gcudai_l2_norm_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->norm.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_l2_norm_part);
-}
+GCUDAI_ROW_PARTS_CPU(l2_norm, norm.x, 2)
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_rms_norm_back(
@@ -16198,9 +16164,8 @@ struct gcuda_tensor * gcuda_rms_norm_back(
 
 static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_norm(y, gcudai_norm_params_of(y).eps));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_HAS_ROWS));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16214,8 +16179,7 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
 static void gcudai_rms_norm_back_write(
     const struct gcuda_rms_norm_back_args * p, const struct gcudai_row_part * s, double k, double scale) {
     float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->dy, gcudai_row(&p->dy, s->row), i, n, 0.0f, dy);
         gcudai_get(&p->x, gcudai_row(&p->x, s->row), i, n, 0.0f, x);
         GCUDAI_FOR_STEPS (j, n) { dy[j] = (float) (((double) dy[j] - (double) x[j] * k) * scale); }
@@ -16235,9 +16199,7 @@ static void gcudai_rms_norm_back_part(const union gcuda_args * args, const struc
     gcudai_rms_norm_back_write(p, s, gcudai_slot_sum(s, 1) / (xx + n * eps), 1.0 / sqrt(xx / n + eps));
 }
 
-static void gcudai_rms_norm_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_rms_norm_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(rms_norm_back, rms_norm_back.x, 2)
 
 // >>op:group_norm -------------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_group_norm(
@@ -16253,13 +16215,12 @@ GCUDAI_BOTH(group_norm, (struct gcuda_context * ctx, struct gcuda_tensor * a, in
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(y);
     GCUDAI_WANT(y, p.n_groups >= 1, "n_groups is %d, want at least 1", (int) p.n_groups);
-    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_HAS_ROWS));
     return gcudai_want_norm(y, p.eps);
 }
 
 static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->group_norm.x = gcudai_array(y->src[0]);
-    args->group_norm.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->group_norm.y, &args->group_norm.x);
     args->group_norm.n_groups = gcudai_group_norm_params_of(y).n_groups;
     args->group_norm.eps = gcudai_group_norm_params_of(y).eps;
 }
@@ -16339,7 +16300,7 @@ static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work 
     w->item_cost[0] = 6.0 * GCUDAI_ROW_PART;
     w->n_items[1] = 1;
     w->item_cost[1] = 4.0 * (double) a.n_items;
-    if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    w->shared_bytes = gcudai_bytes_of((size_t) a.n_items, sizeof(double));
 }
 
 // Elements of part k: a row, or a segment of one.
@@ -16369,14 +16330,13 @@ struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcuda_tensor 
 }
 
 static gcuda_status gcudai_sum_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
 static void gcudai_sum_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sum.x = gcudai_array(y->src[0]);
-    args->sum.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->sum.y, &args->sum.x);
     gcudai_fold(&args->sum.x, NULL, 0);
 }
 
@@ -16413,14 +16373,13 @@ struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_te
 
 static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcuda_type type) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, type));
     return gcudai_want_shape(y, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
 static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->reduce.x = gcudai_array(y->src[0]);
-    args->reduce.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->reduce.y, &args->reduce.x);
 }
 
 static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) {
@@ -16439,9 +16398,7 @@ static void gcudai_row_sums_part(
 static void gcudai_sum_rows_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     gcudai_row_sums_part(&args->reduce, s, phase, 1.0);
 }
-static void gcudai_sum_rows_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_sum_rows_part);
-}
+GCUDAI_ROW_PARTS_CPU(sum_rows, reduce.x, 2)
 
 // >>op:mean -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16453,9 +16410,7 @@ static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gc
 static void gcudai_mean_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     gcudai_row_sums_part(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
 }
-static void gcudai_mean_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_mean_part);
-}
+GCUDAI_ROW_PARTS_CPU(mean, reduce.x, 2)
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16475,8 +16430,7 @@ static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcuda
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
     for (int64_t k = 0; k < s->part; ++k) { sum += s->slots[k]; }
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->x, x, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) {
             sum += (double) buf[j];
@@ -16486,9 +16440,7 @@ static void gcudai_cumsum_part(const union gcuda_args * args, const struct gcuda
     }
 }
 
-static void gcudai_cumsum_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_cumsum_part);
-}
+GCUDAI_ROW_PARTS_CPU(cumsum, reduce.x, 2)
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a) {
@@ -16498,11 +16450,11 @@ struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tens
 
 static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
     GCUDAI_WANT(y, gcuda_is_matrix(a), "want a matrix");
-    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_I32));
     return gcudai_want_shape(y, a->ne[1], 1, 1, 1);
 }
 
@@ -16518,8 +16470,7 @@ static void gcudai_argmax_part(const union gcuda_args * args, const struct gcuda
     float buf[GCUDAI_PIECE], best = -INFINITY;
     int64_t at = -1; // no number yet
     if (phase == 0) {
-        for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-            const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
             gcudai_get(x, row, i, n, 0.0f, buf);
             for (int64_t j = 0; j < n; ++j) {
                 at = buf[j] >= best ? i + j : at;
@@ -16543,9 +16494,7 @@ static void gcudai_argmax_part(const union gcuda_args * args, const struct gcuda
     }
 }
 
-static void gcudai_argmax_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->reduce.x.ne[0], GCUDAI_ROW_PART, 2, gcudai_argmax_part);
-}
+GCUDAI_ROW_PARTS_CPU(argmax, reduce.x, 2)
 
 // >>op:count_equal ------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
@@ -16556,8 +16505,7 @@ struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda
 }
 
 static gcuda_status gcudai_count_equal_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_type(y, y->src[1], GCUDA_TYPE_I32));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_I32, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I64));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return gcudai_want_shape(y, 1, 1, 1, 1);
@@ -16620,8 +16568,7 @@ gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tens
 
 static gcuda_status gcudai_want_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, mask));
-    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_TRY(gcudai_want(y, mask, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, mask->ne[0] == a->ne[0] && mask->ne[1] >= a->ne[1], "mask must be [%lld, at least %lld]",
         (long long) a->ne[0], (long long) a->ne[1]);
     GCUDAI_WANT(y, mask->ne[2] > 0 && mask->ne[3] > 0 && a->ne[2] % mask->ne[2] == 0 && a->ne[3] % mask->ne[3] == 0,
@@ -16633,13 +16580,12 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sinks = y->src[2];
     const float max_bias = gcudai_soft_max_params_of(y).max_bias;
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, y->src[0], y);
     if (y->src[1] != NULL) { GCUDAI_TRY(gcudai_want_mask(y, y->src[1])); }
     GCUDAI_WANT(y, max_bias <= 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
         "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, sinks));
+        GCUDAI_TRY(gcudai_want(y, sinks, GCUDAI_IS_FLOAT));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads",
             (long long) y->ne[2]);
     }
@@ -16701,8 +16647,7 @@ static double gcudai_soft_max_max(
     const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
     for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = (float) row->sink; }
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
             for (int k = 0; k < GCUDAI_STEP; ++k) { max[k] = w[j + k] > max[k] ? w[j + k] : max[k]; }
@@ -16723,8 +16668,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
     const struct gcudai_row_part * s, double max) {
     float w[GCUDAI_PIECE];
     double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         sum += gcudai_exp_sum(w, n, (float) max);
         if (p->y.type == GCUDA_TYPE_F32) { gcudai_put(&p->y, row->y, i, n, w); }
@@ -16735,8 +16679,7 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
 static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
     const struct gcudai_row_part * s, double max, float scale) {
     float w[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         if (p->y.type == GCUDA_TYPE_F32) {
             gcudai_get(&p->y, row->y, i, n, 0.0f, w);
         } else {
@@ -16753,8 +16696,7 @@ static double gcudai_soft_max_nan(
     const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_row_part * s) {
     float w[GCUDAI_PIECE];
     double found = 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_soft_max_logits(p, row, i, n, w);
         for (int64_t j = 0; j < n; ++j) { found = w[j] != w[j] ? (double) w[j] : found; }
     }
@@ -16789,9 +16731,7 @@ static void gcudai_soft_max_part(const union gcuda_args * args, const struct gcu
     }
 }
 
-static void gcudai_soft_max_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->soft_max.x.ne[0], GCUDAI_ROW_PART, 3, gcudai_soft_max_part);
-}
+GCUDAI_ROW_PARTS_CPU(soft_max, soft_max.x, 3)
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -16807,9 +16747,8 @@ GCUDAI_BOTH(soft_max_ext_back,
 
 static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -16829,8 +16768,7 @@ static void gcudai_soft_max_back_part(const union gcuda_args * args, const struc
     }
     const double dot = gcudai_slot_sum(s, 0);
     float dy[GCUDAI_PIECE], y[GCUDAI_PIECE];
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->dy, row_dy, i, n, 0.0f, dy);
         gcudai_get(&p->y, row_y, i, n, 0.0f, y);
         GCUDAI_FOR_STEPS (j, n) { dy[j] = (float) ((double) p->scale * (double) y[j] * ((double) dy[j] - dot)); }
@@ -16838,9 +16776,7 @@ static void gcudai_soft_max_back_part(const union gcuda_args * args, const struc
     }
 }
 
-static void gcudai_soft_max_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_ROW_PART, 2, gcudai_soft_max_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(soft_max_back, soft_max_back.dy, 2)
 
 // >>op:rope -------------------------------------------------------------------------------------------
 // sections: NULL: those of p
@@ -16913,12 +16849,12 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
     const int n_dims = p.n_dims, mode = p.mode;
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_rope_mode(y, n_dims, mode));
-    GCUDAI_TRY(gcudai_want_type(y, pos, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, pos, GCUDAI_IS_I32));
     const int64_t per_token = (mode & 8) != 0 ? 4 : 1;
     GCUDAI_WANT(y, gcuda_is_vector(pos) && pos->ne[0] % per_token == 0 && pos->ne[0] / per_token == y->ne[2],
         "want %d position(s) for each of %lld tokens", (int) per_token, (long long) y->ne[2]);
     if (factors != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, factors));
+        GCUDAI_TRY(gcudai_want(y, factors, GCUDAI_IS_FLOAT));
         GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode),
             "want %lld frequency factors", (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
@@ -17105,8 +17041,7 @@ static void gcudai_sort_keys(
     const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending, uint64_t * keys) {
     const char * row = gcudai_row(&p->x, r);
     float buf[GCUDAI_PIECE];
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(&p->x, row, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) { keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending); }
     }
@@ -17181,7 +17116,7 @@ static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_wor
     w->n_items[0] = gcuda_nrows(y);
     w->item_cost[0] = 100.0 + 40.0 * (double) n;
     if (!gcudai_is_sorted_in_parts(&x)) {
-        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) { w->local_bytes = SIZE_MAX; }
+        w->local_bytes = gcudai_bytes_of((size_t) n, 2 * sizeof(uint64_t));
         return;
     }
     w->n_phases = 2;
@@ -17312,16 +17247,15 @@ static void gcudai_argsort_cpu(const union gcuda_args * args, const struct gcuda
 }
 
 static void gcudai_sort_args(const struct gcuda_tensor * y, union gcuda_args * args) {
-    args->sort.x = gcudai_array(y->src[0]);
-    args->sort.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->sort.y, &args->sort.x);
     const bool is_desc = gcudai_argsort_params_of(y).order != 0; // TOP_K: no parameters
     args->sort.order = is_desc ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
 }
 
 static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want(y, a, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_I32));
     GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -17345,8 +17279,7 @@ static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
 struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
     if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) { return NULL; }
     if (k < 1 || k > a->ne[0]) {
-        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
-            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of %s", k, gcudai_shape_text(a->ne));
     }
     struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
     if (order == NULL) { return NULL; }
@@ -17399,8 +17332,7 @@ static void gcudai_top_k_row(
         gcudai_key_heap_down(heap, at, k);
         if (gcudai_poll_abort(t, &spent, 40.0)) { return; }
     }
-    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
-        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, m, k, n) {
         gcudai_sort_keys(p, row, i, i + m, true, keys);
         for (int64_t j = 0; j < m; ++j) {
             if (keys[j] < heap[0]) {
@@ -17434,17 +17366,14 @@ struct gcuda_tensor * gcuda_cross_entropy_loss(
 
 static gcuda_status gcudai_want_labels(
     const struct gcuda_tensor * y, const struct gcuda_tensor * logits, const struct gcuda_tensor * labels) {
-    GCUDAI_TRY(gcudai_want_float(y, logits));
-    GCUDAI_TRY(gcudai_want_float(y, labels));
-    GCUDAI_TRY(gcudai_want_contiguous(y, logits));
-    GCUDAI_TRY(gcudai_want_contiguous(y, labels));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS, logits, labels);
     GCUDAI_WANT(y, gcuda_are_same_shape(logits, labels), "logits and labels differ in shape");
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cross_entropy_loss_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_labels(y, y->src[0], y->src[1]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32));
     return gcudai_want_shape(y, 1, 1, 1, 1);
 }
 
@@ -17472,15 +17401,12 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
     w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_ROW_PART);
     w->n_items[last] = 1;
     w->item_cost[last] = 4.0 * (double) n_rows * (double) n_parts;
-    if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
-        w->shared_bytes = SIZE_MAX;
-    }
+    w->shared_bytes = gcudai_bytes_of((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part));
 }
 
 static double gcudai_max_part(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
     float buf[GCUDAI_PIECE], max = -INFINITY;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(x, row, i, n, 0.0f, buf);
         for (int64_t j = 0; j < n; ++j) { max = buf[j] > max ? buf[j] : max; }
     }
@@ -17491,8 +17417,7 @@ static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64
     double max, struct gcudai_entropy_part * part) {
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
     part->exp_sum = part->dot = part->labels = 0.0;
-    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, i0, i1) {
         gcudai_get(&p->logits, gcudai_row(&p->logits, row), i, n, 0.0f, a);
         gcudai_get(&p->labels, gcudai_row(&p->labels, row), i, n, 0.0f, b);
         for (int64_t j = 0; j < n; ++j) {
@@ -17552,7 +17477,7 @@ struct gcuda_tensor * gcuda_cross_entropy_loss_back(
 }
 
 static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_F32));
     GCUDAI_WANT(y, gcuda_is_scalar(y->src[0]), "the gradient of the loss must be one element");
     GCUDAI_TRY(gcudai_want_labels(y, y->src[1], y->src[2]));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
@@ -17565,8 +17490,7 @@ static void gcudai_entropy_back_write(
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
     memcpy(&grad, p->grad.data, sizeof(grad));
     const double factor = (double) grad / n_rows;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->logits, gcudai_row(&p->logits, s->row), i, n, 0.0f, a);
         gcudai_get(&p->labels, gcudai_row(&p->labels, s->row), i, n, 0.0f, b);
         (void) gcudai_exp_sum(a, n, max);
@@ -17575,7 +17499,8 @@ static void gcudai_entropy_back_write(
     }
 }
 
-static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
+static void gcudai_cross_entropy_loss_back_part(
+    const union gcuda_args * args, const struct gcudai_row_part * s, int phase) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
     const char * row = gcudai_row(&p->logits, s->row);
     float buf[GCUDAI_PIECE];
@@ -17589,17 +17514,14 @@ static void gcudai_cross_entropy_back_part(const union gcuda_args * args, const 
         return;
     }
     double sum = 0.0;
-    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
-        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+    GCUDAI_FOR_PIECES (i, n, s->i0, s->i1) {
         gcudai_get(&p->logits, row, i, n, 0.0f, buf);
         sum += gcudai_exp_sum(buf, n, max);
     }
     gcudai_slot_set(s, 1, sum);
 }
 
-static void gcudai_cross_entropy_loss_back_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
-    gcudai_row_parts_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_ROW_PART, 3, gcudai_cross_entropy_back_part);
-}
+GCUDAI_ROW_PARTS_CPU(cross_entropy_loss_back, cross_entropy.logits, 3)
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 static struct gcuda_tensor * gcudai_opt_step(
@@ -17620,12 +17542,10 @@ static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_li
     GCUDAI_WANT(
         y, (a->flags & GCUDA_TENSOR_FLAG_PARAM) != 0, "%s is no parameter: see gcuda_set_param", gcudai_label(y, a));
     for (int i = 0; i < n_like; ++i) {
-        GCUDAI_TRY(gcudai_want_type(y, y->src[i], GCUDA_TYPE_F32));
-        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_WANT(y, gcuda_are_same_shape(y->src[i], a), "source %d must have the shape of the parameter", i);
     }
-    GCUDAI_TRY(gcudai_want_type(y, params, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, params));
+    GCUDAI_TRY(gcudai_want(y, params, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in %s", (long long) n_params,
         gcudai_label(y, params));
     GCUDAI_TRY(gcudai_want_alias(y));
@@ -17709,16 +17629,13 @@ gcuda_status gcuda_mul_mat_set_hint(struct gcuda_tensor * node, enum gcuda_hint 
     static const enum gcuda_op ops[] = { GCUDA_OP_MUL_MAT, GCUDA_OP_NONE };
     if (node == NULL) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_want_node_of(node, "mul_mat_set_hint", ops));
-    if (hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "mul_mat_set_hint: hint %d does not exist", (int) hint);
-    }
+    GCUDAI_FAIL_IF(hint != GCUDA_HINT_NONE && hint != GCUDA_HINT_SRC0_IS_HADAMARD, GCUDA_STATUS_INVALID_ARGUMENT,
+        "mul_mat_set_hint: hint %d does not exist", (int) hint);
     const int64_t * ne = node->src[0]->ne;
     const bool is_hadamard = ne[0] == ne[1] && ne[2] * ne[3] == 1 && ne[0] > 1 && (ne[0] & (ne[0] - 1)) == 0;
-    if (hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix", (long long) ne[0],
-            (long long) ne[1], (long long) ne[2], (long long) ne[3]);
-    }
+    GCUDAI_FAIL_IF(hint == GCUDA_HINT_SRC0_IS_HADAMARD && !is_hadamard, GCUDA_STATUS_INVALID_ARGUMENT,
+        "mul_mat_set_hint: a of %lld x %lld x %lld x %lld is no Hadamard matrix", (long long) ne[0], (long long) ne[1],
+        (long long) ne[2], (long long) ne[3]);
     const struct gcudai_mul_mat_params p = { gcudai_mul_mat_params_of(node).prec, (int32_t) hint };
     gcudai_set_params(node, &p, sizeof(p));
     return GCUDA_STATUS_SUCCESS;
@@ -17728,8 +17645,6 @@ enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
     const struct gcudai_type_info * info = gcudai_type_of(a);
     return info != NULL ? info->partner : GCUDA_TYPE_COUNT;
 }
-
-static bool gcudai_mul_mat_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
 
 // what MUL_MAT and MUL_MAT_ID want of the types of weights and activations
 static gcuda_status gcudai_mul_mat_types(
@@ -17743,15 +17658,13 @@ static gcuda_status gcudai_mul_mat_types(
         y, a->ne[0] == b->ne[0], "rows have %lld and %lld elements", (long long) a->ne[0], (long long) b->ne[0]);
     GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0 && b->ne[0] % gcuda_blck_size(b->type) == 0,
         "rows of %lld elements are no whole number of blocks", (long long) a->ne[0]);
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    return gcudai_want_contiguous(y, y);
+    GCUDAI_WANT_EACH(y, GCUDAI_HAS_ROWS, a, b);
+    return gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS);
 }
 
 static gcuda_status gcudai_want_batches(
     const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
+    GCUDAI_WANT(y, gcudai_divides(a->ne[2], b->ne[2]) && gcudai_divides(a->ne[3], b->ne[3]),
         "dimensions 2 and 3 of the second operand are no multiples of the first's");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -17909,7 +17822,7 @@ static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_wor
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
         w->item_cost[phase++] = 100.0 + (double) b.ne[0] * (p.path == GCUDAI_MM_GEMM ? 10.0 : 4.0);
-        if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+        w->shared_bytes = gcudai_bytes_of(p.col_size, (size_t) p.n_prepare);
     }
     w->n_items[phase] = p.n_matrices * p.m_tiles * p.n_tiles;
     w->item_cost[phase++] = gcudai_mm_tile_cost(&p, a.ne[1], p.n, a.ne[0]);
@@ -17930,22 +17843,26 @@ static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struc
     }
 }
 
-static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t matrix,
-    int64_t m0, int64_t n0, const struct gcudai_task * t) {
-    const int64_t i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
+// A tile of a GEMM: columns of b that phase 0 packed. a_by_k: see struct gcudai_gemm.
+static void gcudai_mm_gemm_tile(const struct gcudai_mm_plan * plan, const struct gcuda_array * a,
+    const struct gcuda_array * b, const struct gcuda_array * y, bool a_by_k, int64_t item,
+    const struct gcudai_task * t) {
+    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
+    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % b->ne[2], i3 = matrix / b->ne[2];
     struct gcudai_gemm g;
     GCUDAI_ZERO(g);
     g.task = t;
-    g.type = p->a.type;
-    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
-    g.a_nb = p->a.nb[1];
-    g.a_nb0 = p->a.nb[0];
-    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((p->b.ne[1] + 3) / 4)) * plan->col_size);
-    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
-    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
-    g.m = p->a.ne[1];
-    g.n = p->b.ne[1];
-    g.k = p->a.ne[0];
+    g.type = a->type;
+    g.a = gcudai_at(a, 0, i2 / (b->ne[2] / a->ne[2]), i3 / (b->ne[3] / a->ne[3]));
+    g.a_nb = a->nb[1];
+    g.a_nb0 = a->nb[0];
+    g.a_by_k = a_by_k;
+    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((plan->n + 3) / 4)) * plan->col_size);
+    g.c = (float *) (void *) gcudai_at(y, 0, i2, i3);
+    g.ldc = (int64_t) (y->nb[1] / sizeof(float));
+    g.m = y->ne[0];
+    g.n = plan->n;
+    g.k = a->ne[a_by_k ? 1 : 0];
     gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
         (struct gcudai_gemm_local *) (void *) t->local);
 }
@@ -17957,7 +17874,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
     struct gcudai_mm_rows rows;
     struct gcudai_mm_cols cols;
     if (plan->path == GCUDAI_MM_GEMM) {
-        gcudai_mul_mat_gemm(p, plan, matrix, m0, n0, t);
+        gcudai_mm_gemm_tile(plan, &p->a, &p->b, &p->y, false, item, t);
         return;
     }
     rows.task = t;
@@ -17999,14 +17916,13 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     const struct gcuda_tensor * ids = y->src[2];
     GCUDAI_TRY(gcudai_mul_mat_types(y, as, b));
-    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_rows(y, ids));
+    GCUDAI_TRY(gcudai_want(y, ids, GCUDAI_IS_I32 | GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, as->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1,
         "experts and activations have three dimensions, ids two");
     GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1],
         (long long) b->ne[2]);
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(b->ne[1], ids->ne[0]),
-        "%lld experts per token are no multiple of %lld activations", (long long) ids->ne[0], (long long) b->ne[1]);
+    GCUDAI_WANT(y, gcudai_divides(b->ne[1], ids->ne[0]), "%lld experts per token are no multiple of %lld activations",
+        (long long) ids->ne[0], (long long) b->ne[1]);
     return gcudai_want_shape(y, as->ne[1], ids->ne[0], ids->ne[1], 1);
 }
 
@@ -18170,10 +18086,9 @@ static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type),
         "first operand is %s, want F32, F16, BF16 or a quantized weight type", gcuda_type_name(a->type));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want_rows(y, a)); }
+    GCUDAI_TRY(gcudai_want(y, b, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
+    if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want(y, a, GCUDAI_HAS_ROWS)); }
     GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks",
         (long long) a->ne[0]);
     GCUDAI_WANT(y, a->ne[1] == b->ne[1], "dimension 1 is %lld and %lld", (long long) a->ne[1], (long long) b->ne[1]);
@@ -18213,7 +18128,7 @@ static void gcudai_out_prod_work(const struct gcuda_tensor * y, struct gcudai_wo
     w->item_cost[0] = 100.0 + 8.0 * (double) b.ne[1];
     w->n_items[1] = p.n_matrices * p.m_tiles * p.n_tiles;
     w->item_cost[1] = gcudai_mm_tile_cost(&p, a.ne[0], p.n, a.ne[1]);
-    if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    w->shared_bytes = gcudai_bytes_of(p.col_size, (size_t) p.n_prepare);
     w->local_bytes = gcudai_mm_local_bytes(p.path);
 }
 
@@ -18230,28 +18145,6 @@ static void gcudai_out_prod_prepare(
     }
 }
 
-static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t item,
-    const struct gcudai_task * t) {
-    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
-    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
-    struct gcudai_gemm g;
-    GCUDAI_ZERO(g);
-    g.task = t;
-    g.type = p->a.type;
-    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
-    g.a_nb = p->a.nb[1];
-    g.a_nb0 = p->a.nb[0];
-    g.a_by_k = true;
-    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((plan->n + 3) / 4)) * plan->col_size);
-    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
-    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
-    g.m = p->a.ne[0];
-    g.n = plan->n;
-    g.k = p->a.ne[1];
-    gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
-        (struct gcudai_gemm_local *) (void *) t->local);
-}
-
 static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcudai_task * t) {
     const struct gcuda_out_prod_args * p = &args->out_prod;
     const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
@@ -18259,7 +18152,7 @@ static void gcudai_out_prod_cpu(const union gcuda_args * args, const struct gcud
         if (t->phase == 0) {
             gcudai_out_prod_prepare(p, &plan, i, t);
         } else {
-            gcudai_out_prod_item(p, &plan, i, t);
+            gcudai_mm_gemm_tile(&plan, &p->a, &p->b, &p->y, true, i, t);
         }
     }
 }
@@ -18316,7 +18209,7 @@ gcuda_status gcuda_flash_attn_ext_set_n_kv_max(struct gcuda_tensor * a, int32_t 
 static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const struct gcuda_tensor * q = y->src[0];
     GCUDAI_WANT(y, gcudai_to_float(t->type) != NULL, "type %s has no float form", gcuda_type_name(t->type));
-    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_TRY(gcudai_want(y, t, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, gcudai_divides(t->ne[2], q->ne[2]), "%lld query heads, not a multiple of %lld", (long long) q->ne[2],
         (long long) t->ne[2]);
     GCUDAI_WANT(
@@ -18326,8 +18219,7 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
 
 static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
     const struct gcuda_tensor * q = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, mask));
-    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_TRY(gcudai_want(y, mask, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
         (long long) y->src[1]->ne[1]);
     GCUDAI_WANT(
@@ -18344,8 +18236,7 @@ static gcuda_status gcudai_flash_attn_check(
     const struct gcuda_tensor * k = y->src[1];
     const struct gcuda_tensor * v = y->src[2];
     const struct gcudai_flash_attn_ext_params p = gcudai_flash_attn_ext_params_of(y);
-    GCUDAI_TRY(gcudai_want_float(y, q));
-    GCUDAI_TRY(gcudai_want_rows(y, q));
+    GCUDAI_TRY(gcudai_want(y, q, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, k));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, v));
     GCUDAI_WANT(
@@ -18353,8 +18244,7 @@ static gcuda_status gcudai_flash_attn_check(
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
     if (mask != NULL) { GCUDAI_TRY(gcudai_flash_attn_check_mask(y, mask)); }
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_float(y, sinks));
-        GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
+        GCUDAI_TRY(gcudai_want(y, sinks, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads",
             (long long) sinks->ne[0], (long long) q->ne[2]);
     }
@@ -18365,8 +18255,7 @@ static gcuda_status gcudai_flash_attn_check(
     GCUDAI_WANT(y, p.max_bias == 0.0f || mask != NULL, "max_bias is %g, and there is no mask", (double) p.max_bias);
     GCUDAI_WANT(
         y, p.prec == GCUDA_PREC_DEFAULT || p.prec == GCUDA_PREC_F32, "precision %d does not exist", (int) p.prec);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    return gcudai_want_contiguous(y, y);
+    return gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS);
 }
 
 static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
@@ -18582,6 +18471,26 @@ static void gcudai_attn_weights(struct gcudai_attn_block * b) {
     }
 }
 
+// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0:
+// other rows may be anything, NaN too.
+static void gcudai_attn_add(gcudai_lane_add4_fn add4, float * to, const float * const * rows, const float * f,
+    const float * w, int64_t step, int64_t n, int64_t width) {
+    const float * x[4];
+    float c[4];
+    int m = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w[i * step] != 0.0f) {
+            x[m] = rows[i];
+            c[m] = f[i * step];
+            m = (m + 1) % 4;
+            if (m == 0) { add4(to, x, c, width); }
+        }
+    }
+    for (int i = 0; i < m; ++i) {
+        for (int64_t d = 0; d < width; ++d) { to[d] += c[i] * x[i][d]; }
+    }
+}
+
 static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
     const struct gcuda_flash_attn_ext_args * p = b->p;
     const int64_t hv = b->group * b->a.group / (p->q.ne[2] / p->v.ne[2]), dv = b->a.dv;
@@ -18595,21 +18504,8 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
             used[j] == 0 ? NULL : gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, b->rows + j * dv);
     }
     for (int64_t i = 0; i < b->n; ++i) {
-        const float * all = b->w + i * GCUDAI_ATTN_TILE;
-        const float * v[4];
-        float w[4];
-        int m = 0;
-        for (int64_t j = 0; j < n; ++j) {
-            if (all[j] != 0.0f) { // a value without weight may be anything, NaN too
-                v[m] = row[j];
-                w[m] = all[j];
-                m = (m + 1) % 4;
-                if (m == 0) { b->simd->loops->add4(b->acc + i * dv, v, w, dv); }
-            }
-        }
-        for (int k = 0; k < m; ++k) {
-            for (int64_t d = 0; d < dv; ++d) { b->acc[i * dv + d] += w[k] * v[k][d]; }
-        }
+        const float * w = b->w + i * GCUDAI_ATTN_TILE;
+        gcudai_attn_add(b->simd->loops->add4, b->acc + i * dv, row, w, w, 1, n, dv);
     }
 }
 
@@ -18741,8 +18637,7 @@ static gcuda_status gcudai_flash_attn_ext_back_check(const struct gcuda_tensor *
     GCUDAI_TRY(gcudai_flash_attn_check(y, y->src[5], y->src[6]));
     for (int i = 1; i < 5; ++i) { // k, v, y, dy
         const struct gcuda_tensor * t = y->src[i];
-        GCUDAI_TRY(gcudai_want_float(y, t));
-        GCUDAI_TRY(gcudai_want_rows(y, t));
+        GCUDAI_TRY(gcudai_want(y, t, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS));
         GCUDAI_WANT(y,
             i < 3 ||
                 (t->ne[0] == y->src[2]->ne[0] && t->ne[1] == q->ne[2] && t->ne[2] == q->ne[1] && t->ne[3] == q->ne[3]),
@@ -18908,26 +18803,6 @@ static void gcudai_attn_pairs_scores(struct gcudai_attn_pairs * b) {
     }
 }
 
-// to += sum of f[i * step] * rows[i] over those i whose weight w[i * step] is not 0:
-// other rows may be anything, NaN too.
-static void gcudai_attn_pairs_add(const struct gcudai_attn_pairs * b, float * to, const float * const * rows,
-    const float * f, const float * w, int64_t step, int64_t n, int64_t width) {
-    const float * x[4];
-    float c[4];
-    int m = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        if (w[i * step] != 0.0f) {
-            x[m] = rows[i];
-            c[m] = f[i * step];
-            m = (m + 1) % 4;
-            if (m == 0) { b->add4(to, x, c, width); }
-        }
-    }
-    for (int i = 0; i < m; ++i) {
-        for (int64_t d = 0; d < width; ++d) { to[d] += c[i] * x[i][d]; }
-    }
-}
-
 static float * gcudai_attn_back_row(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
     return (float *) (void *) gcudai_at(a, i1, i2, i3);
 }
@@ -18956,7 +18831,7 @@ static void gcudai_attn_back_query(struct gcudai_attn_pairs * b, int64_t i, stru
         r->unit += b->w[i][j];
         f[j] = b->w[i][j] * (b->g[i][j] - r->dot) * b->slope[i][j];
     }
-    gcudai_attn_pairs_add(b, dq, b->k, f, b->w[i], 1, b->m, dk);
+    gcudai_attn_add(b->add4, dq, b->k, f, b->w[i], 1, b->m, dk);
 }
 
 // The sum of weights becomes what a weight is multiplied with, and dq is.
@@ -19026,9 +18901,9 @@ static void gcudai_attn_back_add(struct gcudai_attn_pairs * b, char * shared) {
         }
     }
     for (int64_t j = 0; j < b->m; ++j) {
-        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j],
+        gcudai_attn_add(b->add4, gcudai_attn_back_row(&p->dk, b->j0 + j, hk, b->s), b->q, &b->g[0][j], &b->w[0][j],
             GCUDAI_ATTN_TILE, b->n, p->q.ne[0]);
-        gcudai_attn_pairs_add(b, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j],
+        gcudai_attn_add(b->add4, gcudai_attn_back_row(&p->dv, b->j0 + j, hv, b->s), b->dy, &b->w[0][j], &b->w[0][j],
             GCUDAI_ATTN_TILE, b->n, p->v.ne[0]);
     }
 }
@@ -19216,9 +19091,8 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_float(y, y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1),
         "one-dimensional, and a source has four dimensions");
     GCUDAI_WANT(y, p->kernel.ne[2] == p->x.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
@@ -19268,9 +19142,8 @@ static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
     const bool is_2d = gcudai_conv_params_of(y).is_2d != 0;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1 && y->ne[3] == 1),
         "one-dimensional, and there are four dimensions");
     GCUDAI_WANT(y, p->kernel.ne[2] == p->y.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
@@ -19368,9 +19241,8 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
     gcudai_im2col_3d_args(y, &args);
     const struct gcuda_im2col_3d_args * p = &args.im2col_3d;
     int64_t o[3];
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_float(y, y));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y->src[1], GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[1]), "%lld channels do not divide the last extent, %lld",
         (long long) p->channels, (long long) y->src[1]->ne[3]);
     for (int i = 0; i < 3; ++i) {
@@ -19429,8 +19301,7 @@ static gcuda_status gcudai_conv_2d_check_axes(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_conv_args(y, &args);
     const struct gcuda_conv_args * p = &args.conv;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
     GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
     GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
@@ -19444,7 +19315,7 @@ static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(
         y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2], (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
-    return gcudai_want_contiguous(y, y);
+    return gcudai_want(y, y, GCUDAI_IS_CONTIGUOUS);
 }
 
 // An item is a block of output pixels of one image for a block of output channels. The patches of the pixels are laid
@@ -19785,12 +19656,8 @@ static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y
     union gcuda_args args;
     gcudai_conv_transpose_args(y, &args);
     const struct gcuda_conv_transpose_args * p = &args.conv_transpose;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS, y->src[0], y->src[1]);
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, p->kernel.ne[3] == p->x.ne[2], "kernel has %lld input channels, data %lld",
         (long long) p->kernel.ne[3], (long long) p->x.ne[2]);
     GCUDAI_WANT(y, p->stride >= 1, "stride is %d, want >= 1", (int) p->stride);
@@ -19964,8 +19831,7 @@ static gcuda_status gcudai_want_pool_axis(
 static gcuda_status gcudai_want_pool(
     const struct gcuda_tensor * y, const struct gcuda_pool_args * p, const int64_t * pooled) {
     GCUDAI_WANT(y, p->op == GCUDA_OP_POOL_MAX || p->op == GCUDA_OP_POOL_AVG, "pooling %d does not exist", (int) p->op);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     if (y->op == GCUDA_OP_POOL_1D) {
         GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, (float) p->p0));
         GCUDAI_WANT(y, pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
@@ -19985,7 +19851,7 @@ static gcuda_status gcudai_want_pool(
 static gcuda_status gcudai_pool_1d_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     return gcudai_want_pool(y, &args.pool, y->ne);
 }
 
@@ -20091,8 +19957,7 @@ struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcud
 static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
     union gcuda_args args;
     gcudai_pool_args(y, &args);
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
-    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT, y->src[0], y->src[1]);
     GCUDAI_TRY(gcudai_want_like(y, y->src[1]));
     return gcudai_want_pool(y, &args.pool, y->src[0]->ne);
 }
@@ -20112,9 +19977,7 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     gcudai_row_segment_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
     if (p->op == GCUDA_OP_POOL_MAX) {
         gcudai_row_segment_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
-        if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t));
     }
 }
 
@@ -20203,9 +20066,9 @@ struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda
 
 static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
     const uint32_t mode = (uint32_t) gcudai_upscale_params_of(y).mode, flags = mode & ~0xffu;
-    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_FLOAT));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y,
         (mode & 0xffu) < (uint32_t) GCUDA_SCALE_MODE_COUNT &&
             (flags & ~(uint32_t) (GCUDA_SCALE_FLAG_ALIGN_CORNERS | GCUDA_SCALE_FLAG_ANTIALIAS)) == 0,
@@ -20219,8 +20082,7 @@ static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
 
 static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcuda_args * args) {
     const int32_t mode = gcudai_upscale_params_of(y).mode;
-    args->upscale.x = gcudai_array(y->src[0]);
-    args->upscale.y = gcudai_array(y);
+    GCUDAI_ARRAYS(y, &args->upscale.y, &args->upscale.x);
     args->upscale.mode = (enum gcuda_scale_mode)(mode & 0xff);
     args->upscale.align_corners = (mode & GCUDA_SCALE_FLAG_ALIGN_CORNERS) != 0;
     args->upscale.antialias = (mode & GCUDA_SCALE_FLAG_ANTIALIAS) != 0;
@@ -20348,9 +20210,7 @@ static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_wor
     if (args.upscale.mode != GCUDA_SCALE_MODE_NEAREST) {
         w->n_items[0] = y->ne[0];
         w->item_cost[0] = 40.0;
-        if (!gcudai_mul_size((size_t) y->ne[0], sizeof(struct gcudai_taps), &w->shared_bytes)) {
-            w->shared_bytes = SIZE_MAX;
-        }
+        w->shared_bytes = gcudai_bytes_of((size_t) y->ne[0], sizeof(struct gcudai_taps));
     }
 }
 
@@ -20406,7 +20266,7 @@ struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_te
 
 // Dimensions 0 and 1 packed, the others anywhere.
 static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_TRY(gcudai_want(y, t, GCUDAI_HAS_ROWS));
     GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == gcuda_row_size(t->type, t->ne[0]), "rows of %s must follow each other",
         gcudai_label(y, t));
     return GCUDA_STATUS_SUCCESS;
@@ -20415,17 +20275,15 @@ static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const stru
 static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sx = y->src[0];
     const struct gcuda_tensor * c = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, sx));
-    GCUDAI_TRY(gcudai_want_float(y, c));
-    GCUDAI_TRY(gcudai_want_contiguous(y, c));
+    GCUDAI_TRY(gcudai_want(y, sx, GCUDAI_IS_FLOAT));
+    GCUDAI_TRY(gcudai_want(y, c, GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_TRY(gcudai_want_planes(y, sx));
     GCUDAI_WANT(y, sx->ne[3] == 1 && gcuda_is_matrix(c), "inputs must have three dimensions, weights two");
     GCUDAI_WANT(
         y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1], (long long) c->ne[1]);
     GCUDAI_WANT(y, c->ne[0] >= 1 && sx->ne[0] >= c->ne[0] - 1, "rows of %lld are too short for %lld weights",
         (long long) sx->ne[0], (long long) c->ne[0]);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     return gcudai_want_shape(y, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1);
 }
 
@@ -20492,16 +20350,14 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     const int64_t * x = y->src[1]->ne; // P, H, T, S
     const int64_t * a = y->src[3]->ne;
     const int64_t * b = y->src[4]->ne; // N, G, T, S
-    for (int i = 1; i < 6; ++i) { GCUDAI_TRY(gcudai_want_float(y, y->src[i])); }
-    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_type(y, y->src[6], GCUDA_TYPE_I32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    for (int i = 1; i < 6; ++i) { GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_FLOAT)); }
+    GCUDAI_TRY(gcudai_want(y, y->src[0], GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
+    GCUDAI_TRY(gcudai_want(y, y->src[6], GCUDAI_IS_I32));
     GCUDAI_TRY(gcudai_want_planes(y, y->src[1]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[2]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[3]));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_CONTIGUOUS, y->src[2], y->src[3]);
     GCUDAI_TRY(gcudai_want_planes(y, y->src[4]));
     GCUDAI_TRY(gcudai_want_planes(y, y->src[5]));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[6]));
+    GCUDAI_TRY(gcudai_want(y, y->src[6], GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, s[1] == x[0] && s[2] == x[1], "states must be [N, %lld, %lld, at least %lld]", (long long) x[0],
         (long long) x[1], (long long) x[3]);
     GCUDAI_WANT(y, s[3] >= x[3], "%lld sequences, and %lld states", (long long) x[3], (long long) s[3]);
@@ -20512,8 +20368,7 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_ne(y, 6, x[3], 1, 1, 1));
     GCUDAI_WANT(
         y, gcudai_divides(b[1], x[1]), "%lld heads are no multiple of %lld groups", (long long) x[1], (long long) b[1]);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     const int64_t n_y = gcudai_product(x[0], x[1], x[2], x[3]), n_s = gcudai_product(s[0], x[0], x[1], x[3]);
     return gcudai_want_shape(y, n_y + n_s, 1, 1, 1);
 }
@@ -20615,19 +20470,16 @@ static gcuda_status gcudai_linear_attn_check(const struct gcuda_tensor * y, int 
     const int64_t * x = y->src[0]->ne;
     const int64_t n_seqs = state->ne[1];
     for (int i = 0; i < n - 1; ++i) {
-        GCUDAI_TRY(gcudai_want_float(y, y->src[i]));
-        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want(y, y->src[i], GCUDAI_IS_FLOAT | GCUDAI_IS_CONTIGUOUS));
         GCUDAI_TRY(gcudai_want_ne(y, i, x[0], x[1], i == short_one ? 1 : x[2], 1));
     }
-    GCUDAI_TRY(gcudai_want_type(y, state, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, state));
+    GCUDAI_TRY(gcudai_want(y, state, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     GCUDAI_WANT(y, gcuda_nelements(state) == gcudai_product(x[0], x[0], x[1], n_seqs),
         "state must have %lld * %lld * %lld elements for each of %lld sequences", (long long) x[0], (long long) x[0],
         (long long) x[1], (long long) n_seqs);
     GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences", (long long) x[2],
         (long long) n_seqs);
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     int64_t n_rows = 0;
     GCUDAI_WANT(y, gcudai_add_i64(x[2], gcudai_product(x[0], n_seqs, 1, 1), &n_rows), "too many sequences");
     return gcudai_want_shape(y, x[0] * x[1], n_rows, 1, 1);
@@ -20874,15 +20726,11 @@ struct gcuda_tensor * gcuda_solve_tri(
 static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_TRY(gcudai_want_float(y, a));
-    GCUDAI_TRY(gcudai_want_float(y, b));
-    GCUDAI_TRY(gcudai_want_rows(y, a));
-    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_WANT_EACH(y, GCUDAI_IS_FLOAT | GCUDAI_HAS_ROWS, a, b);
     GCUDAI_WANT(y, a->ne[0] == a->ne[1], "matrix must be square");
     GCUDAI_WANT(
         y, a->ne[1] == b->ne[1] && a->ne[2] == b->ne[2] && a->ne[3] == b->ne[3], "extents 1 to 3 must be equal");
-    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want(y, y, GCUDAI_IS_F32 | GCUDAI_IS_CONTIGUOUS));
     return gcudai_want_like(y, b);
 }
 
@@ -21014,6 +20862,11 @@ struct gcudai_node_key {
 // Buffer of the tensor's owner.
 static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
     return t->view_src ? t->view_src->buffer : t->buffer;
+}
+
+// Its memory has gone, and its struct tells so to tensors that still name it: see gcudai_gallocr_retire.
+static bool gcudai_is_retired(gcuda_backend_buffer_t buffer) {
+    return buffer != NULL && buffer->size == 0 && buffer->iface.get_tensor == NULL;
 }
 
 // flags: mask of the flags that are compared.
@@ -21152,10 +21005,8 @@ static void gcudai_graph_list_node(struct gcuda_cgraph * g, struct gcuda_tensor 
 static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
-    if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
-            is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
-    }
+    GCUDAI_FAIL_IF(n >= g->size, GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is %s", n,
+        is_leaf ? "leafs" : "nodes", g->size, gcudai_called(t));
     if (!is_leaf) {
         gcudai_graph_list_node(g, t);
         return GCUDA_STATUS_SUCCESS;
@@ -21184,10 +21035,8 @@ static gcuda_status gcudai_graph_discover(
     struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
     *is_new = slot != GCUDAI_NONE && g->hash_keys[slot] == NULL;
-    if (slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes,
-            g->n_leafs, g->size);
-    }
+    GCUDAI_FAIL_IF(slot == GCUDAI_NONE || (*is_new && v->n == 2 * g->size), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph is full: %d nodes and %d leafs, size %d", g->n_nodes, g->n_leafs, g->size);
     if (*is_new) {
         v->items[v->n].tensor = t;
         v->items[v->n].next_src = 0;
@@ -21249,9 +21098,8 @@ static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs,
 
 static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char * what) {
     if (g == NULL) { return gcudai_null_fail(what, "graph"); }
-    if (g->ctx == NULL || g->hash_keys == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a view of a graph cannot grow", what);
-    }
+    GCUDAI_FAIL_IF(g->ctx == NULL || g->hash_keys == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: a view of a graph cannot grow", what);
     if (g->ctx->error != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(g->ctx->error, g->ctx->message); }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -21270,14 +21118,11 @@ gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcud
 
 gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_add_node"));
-    if (tensor == NULL || graph->n_nodes >= graph->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: tensor is NULL, or %d nodes fill the graph",
-            graph->n_nodes);
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || graph->n_nodes >= graph->size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_add_node: tensor is NULL, or %d nodes fill the graph", graph->n_nodes);
     const size_t slot = gcudai_graph_slot(graph, tensor);
-    if (slot == GCUDAI_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
-    }
+    GCUDAI_FAIL_IF(
+        slot == GCUDAI_NONE, GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
     graph->hash_keys[slot] = tensor;
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_graph_count_use(graph, tensor->src[k]); }
     gcudai_graph_list_node(graph, tensor);
@@ -21349,11 +21194,9 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
         view != NULL && view->view_src != NULL && (view->op == GCUDA_OP_NONE || view->op == GCUDA_OP_VIEW);
     const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
     const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
-    if (graph == NULL || !is_view || offset < least) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
-            view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
-    }
+    GCUDAI_FAIL_IF(graph == NULL || !is_view || offset < least, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_move_view: %s is no view, or %llu bytes lie before %s, or no graph",
+        view ? gcudai_called(view) : "(NULL)", (unsigned long long) offset, of ? gcudai_called(of) : "(none)");
     GCUDAI_TRY(gcudai_view_fits_at(view, offset));
     for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
         for (int i = 0; i < graph->n_nodes; ++i) {
@@ -21374,11 +21217,11 @@ gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_ten
 }
 
 gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {
-    if (src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
-            src ? src->n_leafs : 0, dst ? dst->size : 0);
-    }
+    GCUDAI_FAIL_IF(
+        src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
+        src ? src->n_leafs : 0, dst ? dst->size : 0);
     if (src == dst) { return GCUDA_STATUS_SUCCESS; }
     gcuda_graph_clear(dst);
     if (src->n_nodes > 0) { memcpy(dst->nodes, src->nodes, (size_t) src->n_nodes * sizeof(*dst->nodes)); }
@@ -21470,8 +21313,7 @@ static void gcudai_append_quoted(struct gcudai_text * out, const char * s) {
 static void gcudai_dot_tensor(struct gcudai_text * out, const struct gcuda_tensor * t, const char * style) {
     gcudai_append(out, "  \"%p\" [%s, label=\"", (const void *) t, style);
     gcudai_append_quoted(out, t->name);
-    gcudai_append(out, "\\n%s %s [%lld, %lld, %lld, %lld]\"];\n", gcuda_op_desc(t), gcuda_type_name(t->type),
-        (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    gcudai_append(out, "\\n%s %s %s\"];\n", gcuda_op_desc(t), gcuda_type_name(t->type), gcudai_shape_text(t->ne));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         if (t->src[k] != NULL) {
             gcudai_append(out, "  \"%p\" -> \"%p\" [label=\"%d\"];\n", (const void *) t->src[k], (const void *) t, k);
@@ -21502,9 +21344,8 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
     const bool is_written = f != NULL && fwrite(text, 1, size, f) == size;
     const bool is_closed = f != NULL && fclose(f) == 0;
     gcudai_free(text);
-    if (!is_written || !is_closed) {
-        return gcudai_fail(GCUDA_STATUS_IO, "graph_dump_dot: cannot write '%s'", filename ? filename : "");
-    }
+    GCUDAI_FAIL_IF(
+        !is_written || !is_closed, GCUDA_STATUS_IO, "graph_dump_dot: cannot write '%s'", filename ? filename : "");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -21519,9 +21360,9 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 struct gcudai_backward {
     struct gcuda_context * ctx;
     struct gcuda_cgraph * graph;
-    bool * wanted;                    // per hash slot: a parameter flows into the tensor
-    const struct gcuda_tensor * node; // being differentiated
-    gcuda_status status;              // an error that no constructor has latched
+    bool * wanted;              // per hash slot: a parameter flows into the tensor
+    struct gcuda_tensor * node; // being differentiated
+    gcuda_status status;        // an error that no constructor has latched
 };
 
 static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gcuda_tensor * t) {
@@ -21580,56 +21421,34 @@ static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tens
         if (gcudai_grad_wants((b), (k))) { gcudai_grad_add((b), (k), (expr)); } \
     } while (0)
 
+// The derivative of one operation, y of x and perhaps of w: what the sources x and w get of the gradient g.
+#define GCUDAI_GRAD_OF(name, of_x, of_w)                                                    \
+    static void gcudai_##name##_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { \
+        struct gcuda_context * ctx = b->ctx;                                                \
+        struct gcuda_tensor * y = b->node;                                                  \
+        struct gcuda_tensor * x = y->src[0];                                                \
+        struct gcuda_tensor * w = y->src[1];                                                \
+        (void) ctx, (void) y, (void) x, (void) w;                                           \
+        GCUDAI_GRAD_IF(b, 0, of_x);                                                         \
+        GCUDAI_GRAD_IF(b, 1, of_w);                                                         \
+    }
+#define GCUDAI_GRAD(name, of_x) GCUDAI_GRAD_OF(name, of_x, NULL)
+
 // ---- element-wise ----
 
-static void gcudai_add_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, g, b->node->src[1]));
-}
-
-static void gcudai_sub_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, g), b->node->src[1]));
-}
-
-static void gcudai_mul_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, gcuda_mul(b->ctx, g, b->node->src[1]));
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), b->node->src[1]));
-}
-
-static void gcudai_div_grad(
-    struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    struct gcuda_tensor * q = b->node->src[1];
-    GCUDAI_GRAD_IF(b, 0, gcuda_div(b->ctx, g, q));
-    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, gcuda_div(b->ctx, gcuda_mul(b->ctx, g, y), q)), q));
-}
-
-static void gcudai_add1_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcudai_shaped(b->ctx, gcuda_sum(b->ctx, g), b->node->src[1]));
-}
-
-static void gcudai_sqr_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), 2.0f));
-}
-
-static void gcudai_sqrt_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_div(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node), 0.5f));
-}
-
-static void gcudai_log_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_div(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_sin_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, gcuda_cos(b->ctx, b->node->src[0])));
-}
-static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0]))));
-}
-static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_scale_params_of(b->node).scale));
-}
+GCUDAI_GRAD_OF(add, g, gcudai_summed(ctx, g, w))
+GCUDAI_GRAD_OF(sub, g, gcudai_summed(ctx, gcuda_neg(ctx, g), w))
+GCUDAI_GRAD_OF(mul, gcuda_mul(ctx, g, w), gcudai_summed(ctx, gcuda_mul(ctx, g, x), w))
+// y = x / w: dx = g / w, dw = -g y / w
+GCUDAI_GRAD_OF(
+    div, gcuda_div(ctx, g, w), gcudai_summed(ctx, gcuda_neg(ctx, gcuda_div(ctx, gcuda_mul(ctx, g, y), w)), w))
+GCUDAI_GRAD_OF(add1, g, gcudai_shaped(ctx, gcuda_sum(ctx, g), w))
+GCUDAI_GRAD(sqr, gcuda_scale(ctx, gcuda_mul(ctx, g, x), 2.0f))
+GCUDAI_GRAD(sqrt, gcuda_scale(ctx, gcuda_div(ctx, g, y), 0.5f))
+GCUDAI_GRAD(log, gcuda_div(ctx, g, x))
+GCUDAI_GRAD(sin, gcuda_mul(ctx, g, gcuda_cos(ctx, x)))
+GCUDAI_GRAD(cos, gcuda_neg(ctx, gcuda_mul(ctx, g, gcuda_sin(ctx, x))))
+GCUDAI_GRAD(scale, gcuda_scale(ctx, g, gcudai_scale_params_of(y).scale))
 
 static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // slope + (1 - slope) step(x)
     const float slope = gcudai_leaky_relu_params_of(b->node).slope;
@@ -21717,7 +21536,7 @@ static const gcudai_chain_fn gcudai_chains[GCUDA_UNARY_OP_COUNT] = {
 };
 
 static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const enum gcuda_unary_op op = gcuda_get_unary_op(y);
     if (op == GCUDA_UNARY_OP_COUNT) { // the caller changed it
         gcudai_grad_none(b, gcuda_unary_op_name(op));
@@ -21759,30 +21578,15 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 
 // ---- reductions and movement ----
 
-static void gcudai_sum_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_sum_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-
-static void gcudai_mean_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(
-        b, 0, gcuda_repeat(b->ctx, gcuda_scale(b->ctx, g, 1.0f / (float) b->node->src[0]->ne[0]), b->node->src[0]));
-}
-
-static void gcudai_repeat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat_back(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_repeat_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
-}
-static void gcudai_reshape_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcudai_shaped(b->ctx, g, b->node->src[0]));
-} // also dup, cont, cpy
-static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_transpose(b->ctx, g));
-}
+GCUDAI_GRAD(sum, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(sum_rows, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(mean, gcuda_repeat(ctx, gcuda_scale(ctx, g, 1.0f / (float) x->ne[0]), x))
+GCUDAI_GRAD(repeat, gcuda_repeat_back(ctx, g, x))
+GCUDAI_GRAD(repeat_back, gcuda_repeat(ctx, g, x))
+GCUDAI_GRAD(reshape, gcudai_shaped(ctx, g, x)) // also dup, cont, cpy
+GCUDAI_GRAD(transpose, gcuda_transpose(ctx, g))
+GCUDAI_GRAD(diag_mask, gcuda_diag_mask_zero(ctx, g, gcudai_diag_mask_params_of(y).n_past))
+GCUDAI_GRAD(tri, gcuda_tri(ctx, g, (enum gcuda_tri_type) gcudai_tri_params_of(y).type))
 
 static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     int back[GCUDA_MAX_DIMS];
@@ -21823,10 +21627,7 @@ static struct gcuda_tensor * gcudai_grad_region(
         nb[1], nb[2], nb[3]);
 }
 
-static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    GCUDAI_GRAD_IF(b, 0, g);
-    GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
-}
+GCUDAI_GRAD_OF(acc, g, gcuda_cont(ctx, gcudai_grad_region(b, g, w)))
 
 static void gcudai_set_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
@@ -21881,19 +21682,9 @@ static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor
     gcudai_grad_add(b, 0, gcuda_get_rows_back(b->ctx, g, b->node->src[1], b->node->src[0]));
 }
 
-static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_diag_mask_params_of(b->node).n_past));
-}
-static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_tri_params_of(b->node).type));
-}
-
 // ---- norms ----
 
-static void gcudai_rms_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
-    gcudai_grad_add(b, 0, gcuda_rms_norm_back(b->ctx, g, x, gcudai_norm_params_of(b->node).eps));
-}
+GCUDAI_GRAD(rms_norm, gcuda_rms_norm_back(ctx, g, gcudai_packed(ctx, x), gcudai_norm_params_of(y).eps))
 
 // Of y = (x - mean) / sqrt(var + eps) over rows:  (g - mean(g) - y mean(g y)) / sqrt(var + eps)
 static struct gcuda_tensor * gcudai_norm_slope(
@@ -21906,16 +21697,12 @@ static struct gcuda_tensor * gcudai_norm_slope(
     return gcuda_div(ctx, rest, sd);
 }
 
-static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * x = gcudai_packed(b->ctx, b->node->src[0]);
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
-    gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, x, y, gcudai_norm_params_of(b->node).eps));
-}
+GCUDAI_GRAD(norm, gcudai_norm_slope(ctx, g, gcudai_packed(ctx, x), y, gcudai_norm_params_of(y).eps))
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0];
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const struct gcudai_group_norm_params p = gcudai_group_norm_params_of(b->node);
     const int64_t n_groups = p.n_groups;
     if (n_groups < 1 || x->ne[2] % n_groups != 0) {
@@ -21932,7 +21719,7 @@ static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tens
 static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0];
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     const float eps = gcudai_norm_params_of(b->node).eps;
     struct gcuda_tensor * above =
         gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
@@ -21964,12 +21751,8 @@ static struct gcuda_tensor * gcudai_product_of_grad(
     return y;
 }
 
-static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    struct gcuda_tensor * w = b->node->src[0];
-    struct gcuda_tensor * x = b->node->src[1];
-    GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcudai_product_of_grad(b, x, g), w));
-    GCUDAI_GRAD_IF(b, 1, gcudai_product_of_grad(b, w, gcuda_transpose(b->ctx, g)));
-}
+GCUDAI_GRAD_OF(mul_mat, gcudai_grouped(ctx, gcudai_product_of_grad(b, w, g), x),
+    gcudai_product_of_grad(b, x, gcuda_transpose(ctx, g)))
 
 static void gcudai_soft_max_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // mask and bias only shift the logits
@@ -21977,14 +21760,14 @@ static void gcudai_soft_max_grad(
         gcudai_grad_none(b, "of mask or sinks");
         return;
     }
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     gcudai_grad_add(b, 0, gcuda_soft_max_ext_back(b->ctx, g, y, gcudai_soft_max_params_of(y).scale, 0.0f));
 }
 
 // the mask only shifts the logits
 static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     static const int sources[4] = { 0, 1, 2, 4 };
-    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    struct gcuda_tensor * y = b->node;
     if (gcudai_grad_wants(b, 3) || gcuda_is_quantized(y->src[1]->type) || gcuda_is_quantized(y->src[2]->type)) {
         gcudai_grad_none(b, gcudai_grad_wants(b, 3) ? "of the mask" : "with quantized keys or values");
         return;
@@ -21999,17 +21782,9 @@ static void gcudai_flash_attn_ext_grad(struct gcudai_backward * b, struct gcuda_
 }
 
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
-static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, enum gcuda_op op) {
-    const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0, gcudai_rope(b->ctx, op, g, y->src[1], y->src[2], gcudai_rope_params_of(y), NULL, false));
-}
-
-static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_rope_chain(b, g, GCUDA_OP_ROPE_BACK);
-}
-static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_rope_chain(b, g, GCUDA_OP_ROPE);
-}
+#define GCUDAI_ROPE_GRAD(op) gcudai_rope(ctx, op, g, y->src[1], y->src[2], gcudai_rope_params_of(y), NULL, false)
+GCUDAI_GRAD(rope, GCUDAI_ROPE_GRAD(GCUDA_OP_ROPE_BACK))
+GCUDAI_GRAD(rope_back, GCUDAI_ROPE_GRAD(GCUDA_OP_ROPE))
 
 static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     if (gcudai_grad_wants(b, 1)) {
@@ -22123,11 +21898,9 @@ static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes,
         n_losses += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_LOSS) != 0;
         n_params += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
     }
-    if (n_losses == 0 || n_params == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses,
-            n_params);
-    }
+    GCUDAI_FAIL_IF(n_losses == 0 || n_params == 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses,
+        n_params);
     GCUDAI_TRY(gcudai_backward_mark(b, n_nodes));
     for (int i = 0; i < n_nodes; ++i) { GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL)); }
     for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS;
@@ -22158,16 +21931,14 @@ gcuda_status gcuda_build_backward_expand(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs) {
     struct gcudai_backward b;
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_backward_expand"));
-    if (ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without "
-            "grads%s%.600s",
-            ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
-    }
+    GCUDAI_FAIL_IF(ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without "
+        "grads%s%.600s",
+        ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
     for (size_t i = 0; i < graph->hash_size; ++i) {
-        if (graph->grads[i] != NULL) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: the graph has gradients already");
-        }
+        GCUDAI_FAIL_IF(graph->grads[i] != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+            "build_backward_expand: the graph has gradients already");
     }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     GCUDAI_ZERO(b);
@@ -22193,9 +21964,8 @@ struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph
 
 gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
     const float one = 1.0f;
-    if (graph == NULL || graph->grads == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_reset: graph is NULL or made without grads");
-    }
+    GCUDAI_FAIL_IF(graph == NULL || graph->grads == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_reset: graph is NULL or made without grads");
     for (int i = 0; i < graph->n_nodes; ++i) {
         struct gcuda_tensor * y = graph->nodes[i];
         struct gcuda_tensor * acc = gcuda_graph_get_grad_acc(graph, y);
@@ -22229,11 +21999,9 @@ static struct gcuda_tensor * gcudai_grads_norm(
 gcuda_status gcuda_graph_clip_grads(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_clip_grads"));
-    if (ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)",
-            (double) max_norm);
-    }
+    GCUDAI_FAIL_IF(ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)",
+        (double) max_norm);
     const int n_nodes = graph->n_nodes;
     struct gcuda_tensor * n = gcudai_grads_norm(ctx, graph, n_nodes);
     if (n == NULL) {
@@ -22280,11 +22048,11 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
-    if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free",
-            gcudai_called(tensor), (unsigned long long) size,
-            (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
-    }
+    GCUDAI_FAIL_IF(
+        !gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment)),
+        GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: %s needs %llu bytes, %llu of %llu are free", gcudai_called(tensor),
+        (unsigned long long) size, (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0),
+        (unsigned long long) total);
     GCUDAI_TRY(gcuda_backend_tensor_alloc(
         talloc->buffer, tensor, talloc->base ? (char *) talloc->base + talloc->offset : NULL));
     talloc->offset = end;
@@ -22329,10 +22097,8 @@ static gcuda_status gcudai_free_list_alloc(struct gcudai_free_list * d, size_t s
         if (d->blocks[i].size >= size && (best == d->n - 1 || d->blocks[i].size <= d->blocks[best].size)) { best = i; }
     }
     struct gcudai_free_block * b = &d->blocks[best];
-    if (b->size < size) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph allocator: %llu bytes do not fit into the address space",
-            (unsigned long long) size);
-    }
+    GCUDAI_FAIL_IF(b->size < size, GCUDA_STATUS_ALLOC_FAILED,
+        "graph allocator: %llu bytes do not fit into the address space", (unsigned long long) size);
     *offset = b->offset;
     b->offset += size;
     b->size -= size;
@@ -22425,36 +22191,6 @@ struct gcuda_gallocr {
 
 // ---- buffers without memory, for tensors that still name one ----
 
-static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
-    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory any more: its buffer (%s) has been replaced",
-        gcudai_called(tensor), gcuda_backend_buffer_name(buffer));
-}
-static gcuda_status gcudai_retired_memset(
-    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    (void) value;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_set(
-    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
-    (void) data;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_get(
-    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
-    (void) data;
-    (void) offset;
-    (void) size;
-    return gcudai_retired_error(buffer, tensor);
-}
-static gcuda_status gcudai_retired_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
-    (void) value;
-    return gcudai_retired_error(buffer, NULL);
-}
-
 static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
     gcuda_backend_buffer_t buffer = g->buffers[i];
     g->buffers[i] = NULL;
@@ -22464,10 +22200,6 @@ static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
     }
     if (buffer->iface.free_buffer != NULL) { buffer->iface.free_buffer(buffer); }
     GCUDAI_ZERO(buffer->iface);
-    buffer->iface.memset_tensor = gcudai_retired_memset;
-    buffer->iface.set_tensor = gcudai_retired_set;
-    buffer->iface.get_tensor = gcudai_retired_get;
-    buffer->iface.clear = gcudai_retired_clear;
     buffer->size = 0;
     buffer->context = g->retired;
     g->retired = buffer;
@@ -22478,7 +22210,7 @@ static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer
     for (int i = 0; i < g->n_bufs; ++i) {
         if (buffer != NULL && g->buffers[i] == buffer) { return true; }
     }
-    return buffer != NULL && buffer->iface.get_tensor == gcudai_retired_get;
+    return gcudai_is_retired(buffer);
 }
 
 static gcudai_atomic_i32 gcudai_n_checking; // number of allocators in checking mode, of all threads
@@ -22508,10 +22240,7 @@ void gcuda_gallocr_free(gcuda_gallocr_t g) {
 }
 
 gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_bufs) {
-    if (bufts == NULL || n_bufs < 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: %d buffer types", n_bufs);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(bufts == NULL || n_bufs < 1, GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: %d buffer types", n_bufs);
     gcuda_gallocr_t g = (gcuda_gallocr_t) gcudai_calloc(1, sizeof(*g));
     if (g == NULL) { return NULL; }
     g->n_bufs = n_bufs;
@@ -22848,10 +22577,8 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
 
 static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
     for (int i = 0; ids != NULL && i < n; ++i) {
-        if (ids[i] < 0 || ids[i] >= g->n_bufs) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr: buffer id %d of node or leaf %d, there are %d",
-                ids[i], i, g->n_bufs);
-        }
+        GCUDAI_FAIL_IF(ids[i] < 0 || ids[i] >= g->n_bufs, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr: buffer id %d of node or leaf %d, there are %d", ids[i], i, g->n_bufs);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -22907,9 +22634,7 @@ gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_c
 
 gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
-    if (galloc == NULL || graph == NULL) {
-        return gcudai_null_fail("gallocr_reserve", galloc == NULL ? "allocator" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("gallocr_reserve", "allocator", galloc, "graph", graph));
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
         const size_t need = galloc->dyns[i].max_size;
@@ -22919,10 +22644,9 @@ gcuda_status gcuda_gallocr_reserve_n(
         }
         gcudai_gallocr_retire(galloc, i); // first, so that both need not fit
         galloc->buffers[i] = gcuda_backend_buft_alloc_buffer(galloc->bufts[i], need);
-        if (galloc->buffers[i] == NULL) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s",
-                (unsigned long long) need, gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
-        }
+        GCUDAI_FAIL_IF(galloc->buffers[i] == NULL, GCUDA_STATUS_ALLOC_FAILED,
+            "gallocr_reserve: a buffer of %llu bytes (%s): %.600s", (unsigned long long) need,
+            gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
         gcuda_backend_buffer_set_usage(galloc->buffers[i], GCUDA_BACKEND_BUFFER_USAGE_COMPUTE);
     }
     galloc->has_plan = true;
@@ -23010,15 +22734,11 @@ static gcuda_status gcudai_gallocr_assign_graph(gcuda_gallocr_t g, struct gcuda_
 
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
-    if (galloc == NULL || graph == NULL) {
-        return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("gallocr_alloc_graph", "allocator", galloc, "graph", graph));
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
-    if (!is_ok && galloc->n_bufs > 1) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
-            galloc->n_bufs);
-    }
+    GCUDAI_FAIL_IF(!is_ok && galloc->n_bufs > 1, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
+        galloc->n_bufs);
     if (!is_ok) { GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph)); }
     return gcudai_gallocr_assign_graph(galloc, graph);
 }
@@ -23068,12 +22788,9 @@ static gcuda_status gcudai_place_context(
         if (!gcudai_needs_memory(t)) { continue; }
         GCUDAI_TRY(gcudai_check_tensor(t));
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
-        if (size > max || size > (size_t) PTRDIFF_MAX) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)",
-                gcudai_label(NULL, t), (unsigned long long) size, gcuda_backend_buft_name(buft),
-                (unsigned long long) max);
-        }
+        GCUDAI_FAIL_IF(size > max || size > (size_t) PTRDIFF_MAX, GCUDA_STATUS_ALLOC_FAILED,
+            "alloc_ctx_tensors: %s of %llu bytes is larger than a buffer of %s may be (%llu)", gcudai_label(NULL, t),
+            (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
         if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
             GCUDAI_TRY(gcudai_place_range(ctx, list, buft, first, t, sum));
             first = t;
@@ -23107,15 +22824,11 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
     struct gcudai_buffer_list list;
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
-    if (ctx == NULL || buft == NULL) {
-        gcudai_null_fail("alloc_ctx_tensors", ctx == NULL ? "context" : "backend or buffer type");
+    if (gcudai_given("alloc_ctx_tensors", "context", ctx, "backend or buffer type", buft) != GCUDA_STATUS_SUCCESS) {
         return NULL;
     }
-    if (!ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "alloc_ctx_tensors: the context was made without no_alloc, so its tensors have memory already");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!ctx->no_alloc, GCUDA_STATUS_INVALID_ARGUMENT,
+        "alloc_ctx_tensors: the context was made without no_alloc, so its tensors have memory already");
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
     if (st == GCUDA_STATUS_SUCCESS && list.n == 1) {
         result = list.items[0];
@@ -23268,10 +22981,8 @@ gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t bu
 
 gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
-    if (buft == NULL || iface == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "buffer_init: %s is NULL", buft ? "iface" : "buft");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(buft == NULL || iface == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "buffer_init: %s is NULL",
+        buft ? "iface" : "buft");
     gcuda_backend_buffer_t buffer = (gcuda_backend_buffer_t) gcudai_calloc(1, sizeof(*buffer));
     if (buffer != NULL) {
         buffer->iface = *iface;
@@ -23409,18 +23120,18 @@ static gcuda_status gcudai_check_range(
     const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
     if (t == NULL || (size > 0 && data == NULL)) { return gcudai_null_fail(what, t == NULL ? "tensor" : "data"); }
-    if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu bytes at offset %llu are outside %s of %llu bytes",
-            what, (unsigned long long) size, (unsigned long long) offset, gcudai_label(NULL, t),
-            (unsigned long long) gcuda_nbytes(t));
-    }
-    if (size > 0 && t->data == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what, gcudai_label(NULL, t),
-            t->view_src == NULL         ? ": allocate its context or its graph first"
-            : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
-                                        : ": it is a view made before its owner was allocated, see "
-                                          "gcuda_backend_view_init");
-    }
+    GCUDAI_FAIL_IF(!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %llu bytes at offset %llu are outside %s of %llu bytes", what, (unsigned long long) size,
+        (unsigned long long) offset, gcudai_label(NULL, t), (unsigned long long) gcuda_nbytes(t));
+    GCUDAI_FAIL_IF(size > 0 && t->data == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s has no memory yet%s", what,
+        gcudai_label(NULL, t),
+        t->view_src == NULL         ? ": allocate its context or its graph first"
+        : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
+                                    : ": it is a view made before its owner was allocated, see "
+                                      "gcuda_backend_view_init");
+    GCUDAI_FAIL_IF(size > 0 && gcudai_is_retired(gcudai_buffer_of(t)), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %s has no memory any more: its buffer (%s) has been replaced", what, gcudai_called(t),
+        gcuda_backend_buffer_name(gcudai_buffer_of(t)));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23450,18 +23161,15 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
 static gcuda_status gcudai_check_rows(
     const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
     size_t last = 0, last_data = 0, end = 0;
-    if (r->n > 1 && (r->stride_tensor < r->size || r->stride_data < r->size)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s: rows of %llu bytes overlap: %llu apart in the tensor, %llu in the data", what,
-            (unsigned long long) r->size, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
-    }
+    GCUDAI_FAIL_IF(r->n > 1 && (r->stride_tensor < r->size || r->stride_data < r->size), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: rows of %llu bytes overlap: %llu apart in the tensor, %llu in the data", what,
+        (unsigned long long) r->size, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
     if (r->n == 0 || r->size == 0) { return gcudai_check_range(t, data, r->offset, 0, what); }
-    if (!gcudai_mul_size(r->n - 1, r->stride_tensor, &last) || !gcudai_mul_size(r->n - 1, r->stride_data, &last_data) ||
-        !gcudai_add_size(last, r->size, &last) || !gcudai_add_size(last_data, r->size, &end)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu rows, %llu and %llu bytes apart, have no size",
-            what, (unsigned long long) r->n, (unsigned long long) r->stride_tensor,
-            (unsigned long long) r->stride_data);
-    }
+    GCUDAI_FAIL_IF(!gcudai_mul_size(r->n - 1, r->stride_tensor, &last) ||
+                       !gcudai_mul_size(r->n - 1, r->stride_data, &last_data) ||
+                       !gcudai_add_size(last, r->size, &last) || !gcudai_add_size(last_data, r->size, &end),
+        GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu rows, %llu and %llu bytes apart, have no size", what,
+        (unsigned long long) r->n, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
     return gcudai_check_range(t, data, r->offset, last, what);
 }
 
@@ -23502,10 +23210,8 @@ gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t v
         memset((char *) tensor->data + offset, value, size);
         return GCUDA_STATUS_SUCCESS;
     }
-    if (buffer->iface.memset_tensor == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
-    }
+    GCUDAI_FAIL_IF(buffer->iface.memset_tensor == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
     return buffer->iface.memset_tensor(buffer, tensor, value, offset, size);
 }
 
@@ -23520,10 +23226,8 @@ static gcuda_status gcudai_copy_staged(const struct gcuda_tensor * src, struct g
 
 static gcuda_status gcudai_want_same_layout(
     const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
-    if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s and %s are NULL or differ in type, shape or strides",
-            what, gcudai_called(src), gcudai_called(dst));
-    }
+    GCUDAI_FAIL_IF(src == NULL || dst == NULL || !gcudai_same_layout(src, dst), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %s and %s are NULL or differ in type, shape or strides", what, gcudai_called(src), gcudai_called(dst));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23577,20 +23281,17 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 }
 
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
-    if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
-        tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
-            gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(
+        buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL || tensor->view_src != NULL,
+        GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s is NULL, a view, or has memory already",
+        gcudai_called(tensor));
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
                  size = gcuda_backend_buffer_get_size(buffer);
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
-    if (need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base))) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes", gcudai_label(NULL, tensor),
-            (unsigned long long) need, (unsigned long long) size);
-    }
+    GCUDAI_FAIL_IF(need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base)),
+        GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: %s of %llu bytes does not lie inside the buffer of %llu bytes",
+        gcudai_label(NULL, tensor), (unsigned long long) need, (unsigned long long) size);
     tensor->buffer = buffer;
     tensor->data = addr;
     const gcuda_status st = gcuda_backend_buffer_init_tensor(buffer, tensor);
@@ -23603,10 +23304,9 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
 
 gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
-    if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "view_init: %s is NULL, no view or placed already, or its owner has no memory", gcudai_called(tensor));
-    }
+    GCUDAI_FAIL_IF(owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL),
+        GCUDA_STATUS_INVALID_ARGUMENT, "view_init: %s is NULL, no view or placed already, or its owner has no memory",
+        gcudai_called(tensor));
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
     tensor->buffer = owner->buffer;
@@ -23620,10 +23320,8 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
 }
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
-    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: %s is NULL or has no data", gcudai_called(tensor));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor)), GCUDA_STATUS_INVALID_ARGUMENT,
+        "set_zero: %s is NULL or has no data", gcudai_called(tensor));
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
@@ -23664,14 +23362,9 @@ gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     gcuda_backend_graph_plan_t plan = NULL;
-    if (backend == NULL || graph == NULL) {
-        gcudai_null_fail("graph_plan_create", backend == NULL ? "backend" : "graph");
-        return NULL;
-    }
-    if (backend->iface.graph_plan_create == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
-        return NULL;
-    }
+    if (gcudai_given("graph_plan_create", "backend", backend, "graph", graph) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    GCUDAI_NULL_IF(backend->iface.graph_plan_create == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
 }
 
@@ -23682,25 +23375,17 @@ void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_
 }
 
 gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
-    if (backend == NULL || plan == NULL) {
-        return gcudai_null_fail("graph_plan_compute", backend == NULL ? "backend" : "plan");
-    }
-    if (backend->iface.graph_plan_compute == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
-    }
+    GCUDAI_TRY(gcudai_given("graph_plan_compute", "backend", backend, "plan", plan));
+    GCUDAI_FAIL_IF(backend->iface.graph_plan_compute == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_compute: %s has no plans", gcuda_backend_name(backend));
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
 gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph) {
-    if (backend == NULL || plan == NULL) {
-        return gcudai_null_fail("graph_plan_update", backend == NULL ? "backend" : "plan");
-    }
-    if (backend->iface.graph_plan_update == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_update: %s has no plans that can be updated",
-            gcuda_backend_name(backend));
-    }
+    GCUDAI_TRY(gcudai_given("graph_plan_update", "backend", backend, "plan", plan));
+    GCUDAI_FAIL_IF(backend->iface.graph_plan_update == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_update: %s has no plans that can be updated", gcuda_backend_name(backend));
     return backend->iface.graph_plan_update(backend, plan, graph);
 }
 
@@ -23718,10 +23403,8 @@ bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor
 
 gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
     gcuda_backend_event_t event = NULL;
-    if (dev == NULL || dev->iface.event_new == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(dev == NULL || dev->iface.event_new == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "event_new: device %s has no events", gcuda_backend_dev_name(dev));
     return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
 }
 
@@ -23730,13 +23413,9 @@ void gcuda_backend_event_free(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
-    if (event == NULL || backend == NULL) {
-        return gcudai_null_fail("event_record", event == NULL ? "event" : "backend");
-    }
-    if (backend->iface.event_record == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events", gcuda_backend_name(backend));
-    }
+    GCUDAI_TRY(gcudai_given("event_record", "event", event, "backend", backend));
+    GCUDAI_FAIL_IF(backend->iface.event_record == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_record: %s has no events",
+        gcuda_backend_name(backend));
     return backend->iface.event_record(backend, event);
 }
 
@@ -23746,21 +23425,16 @@ gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
 }
 
 gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
-    if (event == NULL || done == NULL) { return gcudai_null_fail("event_query", event == NULL ? "event" : "result"); }
-    if (event->device->iface.event_query == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
-    }
+    GCUDAI_TRY(gcudai_given("event_query", "event", event, "result", done));
+    GCUDAI_FAIL_IF(event->device->iface.event_query == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "event_query: %s cannot tell", gcuda_backend_dev_name(event->device));
     return event->device->iface.event_query(event->device, event, done);
 }
 
 gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
-    if (event == NULL || backend == NULL) {
-        return gcudai_null_fail("event_wait", event == NULL ? "event" : "backend");
-    }
-    if (backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events", gcuda_backend_name(backend));
-    }
+    GCUDAI_TRY(gcudai_given("event_wait", "event", event, "backend", backend));
+    GCUDAI_FAIL_IF(backend->iface.event_wait == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: %s has no events",
+        gcuda_backend_name(backend));
     return backend->iface.event_wait(backend, event);
 }
 
@@ -23791,10 +23465,7 @@ bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_te
 }
 
 bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
-    if (dev == NULL || op == NULL) {
-        gcudai_null_fail("supports_op", dev == NULL ? "device" : "node");
-        return false;
-    }
+    if (gcudai_given("supports_op", "device", dev, "node", op) != GCUDA_STATUS_SUCCESS) { return false; }
     return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
 }
 
@@ -23807,7 +23478,7 @@ gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, si
 }
 
 gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
-    if (dev == NULL || props == NULL) { return gcudai_null_fail("dev_get_props", dev == NULL ? "device" : "result"); }
+    GCUDAI_TRY(gcudai_given("dev_get_props", "device", dev, "result", props));
     memset(props, 0, sizeof(*props));
     return dev->iface.get_props(dev, props);
 }
@@ -23829,10 +23500,8 @@ gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * par
 gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
     gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
     gcuda_backend_buffer_t buffer = NULL;
-    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
-        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(dev == NULL || dev->iface.buffer_from_host_ptr == NULL, GCUDA_STATUS_UNSUPPORTED,
+        "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
     const gcuda_status st = dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer);
     if (st != GCUDA_STATUS_SUCCESS) { return NULL; }
     if (gcudai_buffer_check(buffer, "over host memory") != GCUDA_STATUS_SUCCESS) {
@@ -23848,11 +23517,9 @@ const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg-
 size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
 
 gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
-    if (index >= gcuda_backend_reg_dev_count(reg)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
-            (unsigned long long) gcuda_backend_reg_dev_count(reg));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(index >= gcuda_backend_reg_dev_count(reg), GCUDA_STATUS_INVALID_ARGUMENT,
+        "reg_dev_get: device %llu of %llu", (unsigned long long) index,
+        (unsigned long long) gcuda_backend_reg_dev_count(reg));
     const gcuda_backend_dev_t dev = reg->iface.get_device(reg, index);
     return gcudai_device_check(dev, gcuda_backend_reg_name(reg)) == GCUDA_STATUS_SUCCESS ? dev : NULL;
 }
@@ -23975,9 +23642,7 @@ static gcuda_status gcudai_check_graph(gcuda_backend_t backend, struct gcuda_cgr
 }
 
 gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    if (backend == NULL || graph == NULL) {
-        return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph");
-    }
+    GCUDAI_TRY(gcudai_given("graph_compute", "backend", backend, "graph", graph));
     if (gcudai_atomic_load_i32(&gcudai_n_checking) > 0) { return gcudai_check_graph(backend, graph); }
     return backend->iface.graph_compute(backend, graph);
 }
@@ -24038,9 +23703,8 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
             c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
     }
     if (u == NULL) { return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error; }
-    if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: %s has no memory", gcudai_label(NULL, t));
-    }
+    GCUDAI_FAIL_IF(t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t), GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_copy: %s has no memory", gcudai_label(NULL, t));
     memcpy(u->ne, t->ne, sizeof(u->ne));
     memcpy(u->nb, t->nb, sizeof(u->nb));
     u->view_offs = t->view_offs;
@@ -24172,7 +23836,7 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
     }
     struct gcuda_backend_graph_copied copy;
     gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
-    if (st != GCUDA_STATUS_SUCCESS) { return gcudai_fail(st, "compare_graph_backend: %.900s", gcudai_message); }
+    GCUDAI_FAIL_IF(st != GCUDA_STATUS_SUCCESS, st, "compare_graph_backend: %.900s", gcudai_message);
     st = n_test_nodes > 0 ? gcudai_compare_whole(
                                 backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
                           : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
@@ -24444,10 +24108,8 @@ static gcuda_status gcudai_pool_run_jobs(
     const int n_begun = gcudai_atomic_load_i32(&jobs->n_begun);
     // a job still runs only if parallel_for returned too early
     while (gcudai_atomic_load_i32(&jobs->n_ended) < n_begun) { gcudai_cpu_relax(); }
-    if (n_begun != jobs->n_jobs) {
-        return gcudai_fail(
-            GCUDA_STATUS_FAILED, "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
-    }
+    GCUDAI_FAIL_IF(n_begun != jobs->n_jobs, GCUDA_STATUS_FAILED,
+        "parallel_for returned after %d calls of its job, want %d", n_begun, jobs->n_jobs);
     return gcudai_atomic_load_i32(&jobs->is_stopped) != 0 ? GCUDA_STATUS_ABORTED : GCUDA_STATUS_SUCCESS;
 }
 
@@ -24511,17 +24173,11 @@ static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
 
 struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params) {
     const struct gcuda_threadpool_params p = gcudai_pool_resolve(params);
-    if (p.n_threads < 0 || p.n_threads > GCUDA_MAX_N_THREADS) {
-        (void) gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "threadpool_new: n_threads is %d, want 1 to %d", p.n_threads,
-            GCUDA_MAX_N_THREADS);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(p.n_threads < 0 || p.n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT,
+        "threadpool_new: n_threads is %d, want 1 to %d", p.n_threads, GCUDA_MAX_N_THREADS);
 #if defined(GCUDA_NO_THREADS)
-    if (p.parallel_for != NULL) {
-        (void) gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
-            "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(p.parallel_for != NULL, GCUDA_STATUS_UNSUPPORTED,
+        "threadpool_new: no parallel_for, as this build has no atomics (GCUDA_NO_THREADS)");
 #endif
     struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
     if (pool == NULL) { return NULL; }
@@ -24748,8 +24404,7 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struc
     GCUDAI_ZERO(task);
     task.run = run;
     for (int64_t r = 0; gcudai_is_float(y->type) && r < gcuda_nrows(y); ++r) {
-        for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
-            const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
+        GCUDAI_FOR_PIECES (i, m, 0, y->ne[0]) {
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
             if (gcudai_poll_abort(&task, &spent, 40.0 + 3.0 * (double) m)) {
                 return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
@@ -24776,9 +24431,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     run.should_stop = s->abort;
     run.stop_data = s->abort_data;
     run.is_asked_by_all = gcudai_pool_has_jobs(here.pool);
-    if (!gcudai_mutex_init(&run.lock)) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
-    }
+    GCUDAI_FAIL_IF(!gcudai_mutex_init(&run.lock), GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     const gcudai_fp_env before = gcudai_fp_enter();
     here.outer = before;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
@@ -24832,16 +24485,13 @@ struct gcuda_cplan gcuda_graph_plan(
 gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan) {
     struct gcudai_cpu_setup s;
     size_t work = 0;
-    if (graph == NULL || cplan == NULL) { return gcudai_null_fail("graph_compute", graph == NULL ? "graph" : "plan"); }
-    if (cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %d threads, want 1 to %d", cplan->n_threads,
-            GCUDA_MAX_N_THREADS);
-    }
+    GCUDAI_TRY(gcudai_given("graph_compute", "graph", graph, "plan", cplan));
+    GCUDAI_FAIL_IF(cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_compute: %d threads, want 1 to %d", cplan->n_threads, GCUDA_MAX_N_THREADS);
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
-    if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given",
-            (unsigned long long) (work + GCUDAI_ALIGN), (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
-    }
+    GCUDAI_FAIL_IF(work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN),
+        GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given",
+        (unsigned long long) (work + GCUDAI_ALIGN), (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
     GCUDAI_ZERO(s);
     s.n_threads = cplan->n_threads;
     s.pool = cplan->threadpool;
@@ -24915,16 +24565,13 @@ static gcuda_status gcudai_cpu_buffer_clear(gcuda_backend_buffer_t buffer, uint8
     return GCUDA_STATUS_SUCCESS;
 }
 
+static const struct gcuda_backend_buffer_i gcudai_cpu_buffer_i = { gcudai_cpu_buffer_free, gcudai_cpu_buffer_base, NULL,
+    gcudai_cpu_buffer_memset, gcudai_cpu_buffer_set, gcudai_cpu_buffer_get, gcudai_cpu_buffer_copy,
+    gcudai_cpu_buffer_clear, NULL, NULL, NULL };
+
 static gcuda_backend_buffer_t gcudai_cpu_buffer_new(void * memory, size_t size, bool is_owned) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = is_owned ? gcudai_cpu_buffer_free : NULL;
-    iface.get_base = gcudai_cpu_buffer_base;
-    iface.memset_tensor = gcudai_cpu_buffer_memset;
-    iface.set_tensor = gcudai_cpu_buffer_set;
-    iface.get_tensor = gcudai_cpu_buffer_get;
-    iface.cpy_tensor = gcudai_cpu_buffer_copy;
-    iface.clear = gcudai_cpu_buffer_clear;
+    struct gcuda_backend_buffer_i iface = gcudai_cpu_buffer_i;
+    if (!is_owned) { iface.free_buffer = NULL; }
     return gcuda_backend_buffer_init(gcuda_backend_cpu_buffer_type(), &iface, memory, size);
 }
 
@@ -24943,10 +24590,8 @@ static gcuda_status gcudai_cpu_buft_alloc(
 }
 
 gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size) {
-    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 32 != 0) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_buffer_from_ptr: %p is NULL or not aligned to 32 bytes", ptr);
-        return NULL;
-    }
+    GCUDAI_NULL_IF((ptr == NULL && size > 0) || (uintptr_t) ptr % 32 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cpu_buffer_from_ptr: %p is NULL or not aligned to 32 bytes", ptr);
     return gcudai_cpu_buffer_new(ptr, size, false);
 }
 
@@ -25082,10 +24727,8 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
     struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) plan;
     size_t work = 0; // checked again: the nodes are the caller's
     GCUDAI_TRY(gcudai_cpu_prepare(&p->graph, p->n_threads, &work));
-    if (work > p->work_size) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: the graph has changed since the plan was made");
-    }
+    GCUDAI_FAIL_IF(work > p->work_size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_compute: the graph has changed since the plan was made");
     return gcudai_cpu_compute((struct gcudai_cpu *) backend, &p->graph, p->n_threads, p->work, p->work_size);
 }
 
@@ -25103,18 +24746,16 @@ static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
         gcudai_default_n_threads(), (unsigned long long) (n_free >> 20), (unsigned long long) (n_total >> 20));
 }
 
+static const struct gcuda_backend_i gcudai_cpu_backend_i = { gcudai_cpu_backend_name, gcudai_cpu_backend_free, NULL,
+    NULL, NULL, NULL, gcudai_cpu_plan_create, gcudai_cpu_plan_free, gcudai_cpu_plan_update, gcudai_cpu_plan_compute,
+    gcudai_cpu_graph_compute, NULL, NULL, NULL };
+
 gcuda_backend_t gcuda_backend_cpu_init(void) {
     struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
     if (cpu == NULL) { return NULL; }
     memcpy(cpu->backend.guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid));
     cpu->backend.device = gcuda_backend_reg_dev_get(gcuda_backend_cpu_reg(), 0);
-    cpu->backend.iface.get_name = gcudai_cpu_backend_name;
-    cpu->backend.iface.free = gcudai_cpu_backend_free;
-    cpu->backend.iface.graph_plan_create = gcudai_cpu_plan_create;
-    cpu->backend.iface.graph_plan_free = gcudai_cpu_plan_free;
-    cpu->backend.iface.graph_plan_update = gcudai_cpu_plan_update;
-    cpu->backend.iface.graph_plan_compute = gcudai_cpu_plan_compute;
-    cpu->backend.iface.graph_compute = gcudai_cpu_graph_compute;
+    cpu->backend.iface = gcudai_cpu_backend_i;
     gcudai_cpu_log_start(cpu);
     return &cpu->backend;
 }
@@ -25124,21 +24765,16 @@ bool gcuda_backend_is_cpu(gcuda_backend_t backend) {
 }
 
 static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * what) {
-    if (!gcuda_backend_is_cpu(backend)) {
-        gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU", what, gcuda_backend_name(backend));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcuda_backend_is_cpu(backend), GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU",
+        what, gcuda_backend_name(backend));
     return (struct gcudai_cpu *) backend;
 }
 
 gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_n_threads");
-    if (cpu == NULL || n_threads > GCUDA_MAX_N_THREADS) {
-        return cpu == NULL ? GCUDA_STATUS_INVALID_ARGUMENT
-                           : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d", n_threads,
-                                 GCUDA_MAX_N_THREADS);
-    }
+    if (cpu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(n_threads > GCUDA_MAX_N_THREADS, GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d",
+        n_threads, GCUDA_MAX_N_THREADS);
     cpu->n_threads = n_threads;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -25383,6 +25019,14 @@ struct gcudai_cuda_scope {
 static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device);
 static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d);
 static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope);
+// A statement with the device current. Passes a failure to make it current up.
+#define GCUDAI_CUDA_ON(d, statement)                        \
+    do {                                                    \
+        struct gcudai_cuda_scope gcudai_scope;              \
+        GCUDAI_TRY(gcudai_cuda_enter_of(&gcudai_scope, d)); \
+        statement;                                          \
+        gcudai_cuda_leave(&gcudai_scope);                   \
+    } while (0)
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
 static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index);
@@ -25420,8 +25064,7 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     GCUDAI_ZERO(*found);
     found->is_ready = true;
     found->why = cudaGetDeviceCount(&n);
-    if (found->why != cudaSuccess) { // no driver, an old one, no device
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(found->why)) { // no driver, an old one, no device
         n = 0;
     }
     found->n_there = n;
@@ -25500,10 +25143,8 @@ static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
 
 static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char * what) {
     const int n = gcudai_cuda_devices_get()->n;
-    if (index < 0 || index >= n) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d, there are %d", what, index, n);
-        return NULL;
-    }
+    GCUDAI_NULL_IF(
+        index < 0 || index >= n, GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d, there are %d", what, index, n);
     return &gcudai_cuda_found.items[index];
 }
 
@@ -25524,11 +25165,9 @@ gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_param
     struct gcuda_cuda_device_params p;
     GCUDAI_ZERO(p);
     if (params != NULL) { p = *params; }
-    if (p.n_devices < 0 || p.n_devices > GCUDA_CUDA_MAX_DEVICES || p.offload_min_batch < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_set_devices: %d devices, want 0 to %d; offloading from %lld on", p.n_devices, GCUDA_CUDA_MAX_DEVICES,
-            (long long) p.offload_min_batch);
-    }
+    GCUDAI_FAIL_IF(p.n_devices < 0 || p.n_devices > GCUDA_CUDA_MAX_DEVICES || p.offload_min_batch < 0,
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_devices: %d devices, want 0 to %d; offloading from %lld on",
+        p.n_devices, GCUDA_CUDA_MAX_DEVICES, (long long) p.offload_min_batch);
     gcudai_mutex_lock(&gcudai_g.lock);
     const bool is_late = gcudai_cuda_found.is_ready && p.n_devices != gcudai_cuda_device_params.n_devices;
     if (!is_late) { gcudai_cuda_device_params = p; }
@@ -25557,10 +25196,8 @@ gcuda_status gcuda_backend_cuda_get_device_description(int device, char * descri
 
 gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_info");
-    if (d == NULL || info == NULL) {
-        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_info: result is NULL")
-                 : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (d == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_info: result is NULL");
     GCUDAI_ZERO(*info);
     snprintf(info->name, sizeof(info->name), "%s", d->description);
     snprintf(info->uuid, sizeof(info->uuid), "%s", d->uuid);
@@ -25714,10 +25351,7 @@ static void gcudai_cuda_driver_symbol(const char * name, unsigned since, void * 
 static void gcudai_cuda_driver_find(void) {
     struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     GCUDAI_ZERO(*drv);
-    if (cudaDriverGetVersion(&drv->version) != cudaSuccess) {
-        (void) cudaGetLastError();
-        drv->version = 0;
-    }
+    if (!gcudai_cuda_ok_or_clear(cudaDriverGetVersion(&drv->version))) { drv->version = 0; }
 #define X(name, since, args) gcudai_cuda_driver_symbol(#name, since, &drv->name);
     GCUDAI_CUDA_DRIVER_FUNCTIONS(X)
 #undef X
@@ -25786,8 +25420,7 @@ static gcuda_status gcudai_cuda_primary(struct gcudai_cuda_device * d, struct CU
 }
 
 static gcuda_status gcudai_cuda_push(struct gcudai_cuda_scope * scope, struct CUctx_st * context, int device) {
-    if (scope->before == NULL && cudaGetDevice(&scope->device) != cudaSuccess) {
-        (void) cudaGetLastError();
+    if (scope->before == NULL && !gcudai_cuda_ok_or_clear(cudaGetDevice(&scope->device))) {
         scope->device = gcudai_cuda_ordinal(device);
     }
     GCUDAI_CU_TRY(cuCtxPushCurrent(context), device, "making the context current");
@@ -25809,13 +25442,12 @@ static gcuda_status gcudai_cuda_enter_plain(struct gcudai_cuda_scope * scope, in
 // may come and go in one thread while another captures. (On a stream that is being captured nothing waits.)
 static void gcudai_cuda_relax(struct gcudai_cuda_scope * scope) {
     scope->mode = cudaStreamCaptureModeRelaxed;
-    scope->is_relaxed = cudaThreadExchangeStreamCaptureMode(&scope->mode) == cudaSuccess;
-    if (!scope->is_relaxed) { (void) cudaGetLastError(); }
+    scope->is_relaxed = gcudai_cuda_ok_or_clear(cudaThreadExchangeStreamCaptureMode(&scope->mode));
 }
 
 static void gcudai_cuda_unrelax(const struct gcudai_cuda_scope * scope) {
     enum cudaStreamCaptureMode mode = scope->mode;
-    if (scope->is_relaxed && cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) { (void) cudaGetLastError(); }
+    if (scope->is_relaxed) { (void) gcudai_cuda_ok_or_clear(cudaThreadExchangeStreamCaptureMode(&mode)); }
 }
 
 static gcuda_status gcudai_cuda_enter_any(struct gcudai_cuda_scope * scope, int device) {
@@ -25861,8 +25493,8 @@ static gcuda_status gcudai_cuda_enter_here(struct gcudai_cuda_scope * scope, con
     const struct gcudai_cuda_devices * found = gcudai_cuda_devices_get();
     int ordinal = 0, index = 0;
     GCUDAI_ZERO(*scope);
-    if (found->n == 0) { return gcudai_fail(GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what); }
-    if (cudaGetDevice(&ordinal) != cudaSuccess) { (void) cudaGetLastError(); }
+    GCUDAI_FAIL_IF(found->n == 0, GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what);
+    (void) gcudai_cuda_ok_or_clear(cudaGetDevice(&ordinal));
     while (index + 1 < found->n && found->items[index].ordinal != ordinal) { ++index; }
     return gcudai_cuda_enter(scope, index);
 }
@@ -25878,7 +25510,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     const bool had_none = scope->is_pushed && scope->before == NULL; // the runtime may remember the device all the same
     const bool is_plain = !gcudai_cuda_has_contexts() && (scope->is_set || scope->is_away);
     if (is_plain || (had_none && cudaGetDevice(&device) == cudaSuccess && device != scope->device)) {
-        if (cudaSetDevice(scope->device) != cudaSuccess) { (void) cudaGetLastError(); }
+        (void) gcudai_cuda_ok_or_clear(cudaSetDevice(scope->device));
         if (had_none) { (void) gcudai_cuda_driver.cuCtxSetCurrent(NULL); } // selecting made one current
     }
 }
@@ -25947,17 +25579,14 @@ static gcuda_status gcudai_cuda_device_choose(
     unsigned flags = 0;
     int device = -1, is_active = 0;
     GCUDAI_ZERO(scope);
-    if (!gcudai_cuda_has_contexts() || gcudai_cuda_driver.cuDevicePrimaryCtxGetState == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cuda_init: this driver cannot make a context current");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_has_contexts() || gcudai_cuda_driver.cuDevicePrimaryCtxGetState == NULL,
+        GCUDA_STATUS_UNSUPPORTED, "cuda_init: this driver cannot make a context current");
     GCUDAI_CU_TRY(cuCtxGetCurrent(&scope.before), of->index, "asking for the current context");
     GCUDAI_TRY(gcudai_cuda_push(&scope, context, of->index));
     const int err = gcudai_cuda_driver.cuCtxGetDevice(&device);
     gcudai_cuda_leave(&scope);
-    if (err != 0 || device != of->ordinal) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: the context is of CUDA's device %d, not of %s",
-            device, of->name);
-    }
+    GCUDAI_FAIL_IF(err != 0 || device != of->ordinal, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_init: the context is of CUDA's device %d, not of %s", device, of->name);
     GCUDAI_CU_TRY(cuDevicePrimaryCtxGetState(of->ordinal, &flags, &is_active), of->index, "asking for its context");
     if (is_active) { GCUDAI_TRY(gcudai_cuda_primary(of, &primary)); }
     return context == primary ? GCUDA_STATUS_SUCCESS : gcudai_cuda_device_in(of, context, d);
@@ -26028,10 +25657,7 @@ static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai
 // Bytes free on the current device, for messages; 0 where that cannot be asked.
 static unsigned long long gcudai_cuda_free_bytes(void) {
     size_t n_free = 0, n_total = 0;
-    if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
-        (void) cudaGetLastError();
-        n_free = 0;
-    }
+    if (!gcudai_cuda_ok_or_clear(cudaMemGetInfo(&n_free, &n_total))) { n_free = 0; }
     return (unsigned long long) n_free;
 }
 
@@ -26124,8 +25750,7 @@ static void gcudai_cuda_release(const struct gcudai_cuda_piece * piece) {
     gcudai_cuda_relax(&scope);
     const cudaError_t err = piece->is_pinned ? cudaFreeHost(piece->ptr) : cudaFree(piece->ptr);
     gcudai_cuda_unrelax(&scope);
-    if (err != cudaSuccess) { // a lost device, or a driver that shuts down: nothing more can be done for it
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(err)) { // a lost device, or a driver that shuts down: nothing more can be done for it
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s of %llu bytes on CUDA%d: %s",
             piece->is_pinned ? "cudaFreeHost" : "cudaFree", (unsigned long long) piece->size, piece->device,
             cudaGetErrorString(err));
@@ -26219,9 +25844,8 @@ gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params
     struct gcuda_cuda_memory_params none;
     GCUDAI_ZERO(none);
     params = params ? params : &none;
-    if (!gcudai_cuda_is_allocator(&params->device) || !gcudai_cuda_is_allocator(&params->pinned)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_memory: an allocator needs both alloc and free");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&params->device) || !gcudai_cuda_is_allocator(&params->pinned),
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_memory: an allocator needs both alloc and free");
     gcudai_mutex_lock(&gcudai_g.lock);
     gcudai_cuda_memory.params = *params;
     gcudai_mutex_unlock(&gcudai_g.lock);
@@ -26249,10 +25873,8 @@ static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda
 
 gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_stats");
-    if (d == NULL || stats == NULL) {
-        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_stats: result is NULL")
-                 : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (d == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_stats: result is NULL");
     *stats = gcudai_cuda_ledger_stats(&gcudai_cuda_memory.devices[device], 0);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -26323,10 +25945,8 @@ static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * 
 
 // Memory mapped for reading only takes the flag of the same name, which not every device supports.
 gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    if (ptr == NULL || size == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_register_host_buffer: %llu bytes at %p",
-            (unsigned long long) size, ptr);
-    }
+    GCUDAI_FAIL_IF(ptr == NULL || size == 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_register_host_buffer: %llu bytes at %p", (unsigned long long) size, ptr);
     struct gcudai_cuda_registered * r = (struct gcudai_cuda_registered *) gcudai_calloc(1, sizeof(*r));
     if (r == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     struct gcudai_cuda_scope scope;
@@ -26364,10 +25984,8 @@ static cudaError_t gcudai_cuda_unlock_pages(void * ptr) {
 
 gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
     struct gcudai_cuda_registered * r = ptr ? gcudai_cuda_registered_take(ptr) : NULL;
-    if (r == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
-    }
+    GCUDAI_FAIL_IF(r == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
     gcudai_free(r);
     const cudaError_t err = gcudai_cuda_unlock_pages(ptr);
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
@@ -26378,7 +25996,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
-        if (gcudai_cuda_unlock_pages(r->ptr) != cudaSuccess) { (void) cudaGetLastError(); }
+        (void) gcudai_cuda_ok_or_clear(gcudai_cuda_unlock_pages(r->ptr));
         gcudai_free(r);
     }
 }
@@ -26695,10 +26313,9 @@ static gcuda_status gcudai_cuda_pool_acquire(
     if (unknown != cudaSuccess) {
         return gcudai_cuda_fail(unknown, "asking how much scratch is wanted", pool->device, "%s", purpose);
     }
-    if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s on CUDA%d: %llu bytes wanted, %llu free", purpose,
-            pool->device, (unsigned long long) size, gcudai_cuda_free_bytes());
-    }
+    GCUDAI_FAIL_IF(size > SIZE_MAX - (SIZE_MAX >> 3), GCUDA_STATUS_ALLOC_FAILED,
+        "%s on CUDA%d: %llu bytes wanted, %llu free", purpose, pool->device, (unsigned long long) size,
+        gcudai_cuda_free_bytes());
     const size_t want = gcudai_pad(GCUDAI_MAX(size, 1), GCUDAI_CUDA_ALIGN);
     GCUDAI_TRY(gcudai_cuda_pool_reuse(pool, want, ptr));
     if (*ptr != NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -26748,12 +26365,11 @@ static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const 
     GCUDAI_ZERO(*pool);
     pool->device = d->index;
     pool->ledger = ledger;
-    if (kind == GCUDA_CUDA_POOL_VMM && !can_map) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "%s: scratch in virtual memory is wanted, but %s", d->name,
-            d->vmm_granularity == 0     ? "device or driver cannot do that"
-            : from.device.alloc != NULL ? "device memory comes from the caller's allocator"
-                                        : "device memory is managed (GCUDA_CUDA_ENABLE_UNIFIED_MEMORY)");
-    }
+    GCUDAI_FAIL_IF(kind == GCUDA_CUDA_POOL_VMM && !can_map, GCUDA_STATUS_UNSUPPORTED,
+        "%s: scratch in virtual memory is wanted, but %s", d->name,
+        d->vmm_granularity == 0     ? "device or driver cannot do that"
+        : from.device.alloc != NULL ? "device memory comes from the caller's allocator"
+                                    : "device memory is managed (GCUDA_CUDA_ENABLE_UNIFIED_MEMORY)");
     if (can_map && kind != GCUDA_CUDA_POOL_BEST_FIT) {
         pool->granularity = d->vmm_granularity;
         pool->reserve = gcudai_pad(reserve > 0 ? reserve : d->total_bytes, d->vmm_granularity);
@@ -27320,7 +26936,7 @@ gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
 
 gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
     int can = 0;
-    if (info == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL"); }
+    GCUDAI_FAIL_IF(info == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL");
     GCUDAI_ZERO(*info);
     GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_get_peer"));
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -27532,11 +27148,10 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     }
     // A capture forbids the driver's staging. The ring of slots needs events of work before the capture,
     // which cannot be waited for.
-    if (path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
-            path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
-                                                 : "which has to go through host memory");
-    }
+    GCUDAI_FAIL_IF(path == GCUDA_CUDA_PEER_PATH_UNKNOWN || is_captured, GCUDA_STATUS_FAILED,
+        "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
+        path == GCUDA_CUDA_PEER_PATH_UNKNOWN ? "and none before: the devices are not probed yet"
+                                             : "which has to go through host memory");
     if (*stage == NULL) { GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage)); }
     from->n_staged++;
     to->n_staged++;
@@ -27648,6 +27263,12 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
     return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
 }
 
+// Waits for this thread's stream, also after an error: the first error.
+static cudaError_t gcudai_cuda_wait_thread(cudaError_t err) {
+    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
+    return err != cudaSuccess ? err : end;
+}
+
 // Kinds of access to a tensor's bytes. One function serves all,
 // so that the device is entered, synchronized and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
@@ -27662,8 +27283,7 @@ static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcuda
                       : access == GCUDAI_CUDA_GET
                           ? cudaMemcpyAsync(on_host, on_device, size, cudaMemcpyDeviceToHost, cudaStreamPerThread)
                           : cudaMemsetAsync(on_device, value, size, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
@@ -27701,8 +27321,7 @@ static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is
                                    cudaMemcpyHostToDevice, cudaStreamPerThread)
                              : cudaMemcpy2DAsync(on_host, r->stride_data, on_device, r->stride_tensor, r->size, r->n,
                                    cudaMemcpyDeviceToHost, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of %s",
@@ -27748,8 +27367,7 @@ static gcuda_status gcudai_cuda_buffer_copy(
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     cudaError_t err = cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread);
-    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
-    err = err != cudaSuccess ? err : end;
+    err = gcudai_cuda_wait_thread(err);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(
@@ -27764,11 +27382,9 @@ static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, cons
 // Kernels may read quantized rows past the end of the last one: those bytes are zero.
 static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     if (tensor->view_src != NULL) {
-        if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "view %s and its owner %s are in buffers of different types", gcudai_called(tensor),
-                gcudai_called(tensor->view_src));
-        }
+        GCUDAI_FAIL_IF(tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft,
+            GCUDA_STATUS_INVALID_ARGUMENT, "view %s and its owner %s are in buffers of different types",
+            gcudai_called(tensor), gcudai_called(tensor->view_src));
         return GCUDA_STATUS_SUCCESS;
     }
     const size_t size = gcuda_nbytes(tensor), padded = gcudai_cuda_buft_alloc_size(buffer->buft, tensor);
@@ -27782,25 +27398,17 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
         NULL, 0, padded - size, tensor->name);
 }
 
+static const struct gcuda_backend_buffer_i gcudai_cuda_buffer_i = { gcudai_cuda_buffer_free, gcudai_cuda_buffer_base,
+    gcudai_cuda_buffer_init_tensor, gcudai_cuda_buffer_memset, gcudai_cuda_buffer_set, gcudai_cuda_buffer_get,
+    gcudai_cuda_buffer_copy, gcudai_cuda_buffer_clear, NULL, gcudai_cuda_buffer_set_2d, gcudai_cuda_buffer_get_2d };
+
 static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     struct gcudai_cuda_device * d, void * ptr, size_t size, const struct gcudai_cuda_piece * piece) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = gcudai_cuda_buffer_free;
-    iface.get_base = gcudai_cuda_buffer_base;
-    iface.init_tensor = gcudai_cuda_buffer_init_tensor;
-    iface.memset_tensor = gcudai_cuda_buffer_memset;
-    iface.set_tensor = gcudai_cuda_buffer_set;
-    iface.get_tensor = gcudai_cuda_buffer_get;
-    iface.set_tensor_2d = gcudai_cuda_buffer_set_2d;
-    iface.get_tensor_2d = gcudai_cuda_buffer_get_2d;
-    iface.cpy_tensor = gcudai_cuda_buffer_copy;
-    iface.clear = gcudai_cuda_buffer_clear;
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) gcudai_calloc(1, sizeof(*b));
     if (b == NULL) { return NULL; }
     b->ptr = ptr;
     if (piece != NULL) { b->piece = *piece; }
-    gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
+    gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &gcudai_cuda_buffer_i, b, size);
     if (buffer == NULL) {
         gcudai_free(b);
         return NULL;
@@ -27858,10 +27466,8 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
 
 static gcuda_backend_buffer_t gcudai_cuda_wrap(
     struct gcudai_cuda_device * d, void * ptr, size_t size, const char * what) {
-    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %p is NULL or not aligned to 128 bytes", what, ptr);
-        return NULL;
-    }
+    GCUDAI_NULL_IF((ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: %p is NULL or not aligned to 128 bytes", what, ptr);
     return gcudai_cuda_buffer_new(d, ptr, size, NULL);
 }
 
@@ -28219,9 +27825,8 @@ static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, s
     const bool is_tf32 = p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
     struct gcudai_cublas_matrix a, b;
     GCUDAI_ZERO(*c);
-    if (!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b)) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "strides that cuBLAS does not take");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b), GCUDA_STATUS_UNSUPPORTED,
+        "strides that cuBLAS does not take");
     c->op_a = a.is_dense_k ? GCUDAI_CUBLAS_OP_T : GCUDAI_CUBLAS_OP_N;
     c->op_b = b.is_dense_k ? GCUDAI_CUBLAS_OP_N : GCUDAI_CUBLAS_OP_T;
     c->m = (int) p->a.ne[1];
@@ -28805,22 +28410,29 @@ static gcuda_status gcudai_aligned_layout(
     return gcudai_layout(type, padded, nb, size);
 }
 
-// A copy of t in scratch memory with rows at multiples of `align` bytes, unless cuBLAS takes t and its rows are aligned
-// already. Quantized weights become BF16, whose range is that of F32.
-static gcuda_status gcudai_cuda_packed(
-    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
+// Replaces t by a copy in scratch memory with rows at multiples of `align` bytes.
+static gcuda_status gcudai_cuda_pack(struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type,
+    size_t align, const char * purpose, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
-    *scratch = NULL;
-    if (gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)) { return GCUDA_STATUS_SUCCESS; }
     copy.x = copy.y = *t;
     copy.scratch = NULL;
     copy.y.type = type;
     GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, purpose, scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
+}
+
+// gcudai_cuda_pack, unless cuBLAS takes t and its rows are aligned already. Quantized weights become BF16, whose range
+// is that of F32.
+static gcuda_status gcudai_cuda_packed(
+    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
+    *scratch = NULL;
+    return gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_pack(cu, t, type, align, "mul_mat: packed operand", scratch);
 }
 
 // A copy of activations in F16. Rows that F16 could not represent are divided by a power of two; these factors follow
@@ -29074,16 +28686,14 @@ static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, 
     double sum = 0.0, before = 0.0;
     for (int i = 0; i < n; ++i) {
         const float share = shares[i];
-        if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
-                (double) share, t->n);
-        }
+        GCUDAI_FAIL_IF(!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f),
+            GCUDA_STATUS_INVALID_ARGUMENT,
+            "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 past the last of %d devices", i,
+            (double) share, t->n);
         sum += (double) share;
     }
-    if (n < t->n && shares != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_split_buffer_type: %d shares for %d devices", n, t->n);
-    }
+    GCUDAI_FAIL_IF(n < t->n && shares != NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_split_buffer_type: %d shares for %d devices", n, t->n);
     const bool by_memory = sum == 0.0;
     for (int i = 0; i < t->n && by_memory; ++i) { sum += (double) gcudai_cuda_found.items[i].total_bytes; }
     for (int i = 0; i < t->n; ++i) {
@@ -29128,6 +28738,9 @@ static void gcudai_cuda_split_forget(void) {
     }
 }
 
+static const struct gcuda_backend_buffer_type_i gcudai_cuda_split_buft_i = { gcudai_cuda_split_name,
+    gcudai_cuda_split_alloc, gcudai_cuda_buft_alignment, NULL, gcudai_cuda_split_alloc_size, NULL };
+
 gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(main_device, "cuda_split_buffer_type");
     struct gcudai_cuda_split_type * t =
@@ -29142,10 +28755,7 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device
     t->rounding = gcudai_cuda_split_rounding(t);
     snprintf(t->name, sizeof(t->name), "%s_Split", d->name);
     t->buft.device = &d->device;
-    t->buft.iface.get_name = gcudai_cuda_split_name;
-    t->buft.iface.alloc_buffer = gcudai_cuda_split_alloc;
-    t->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
-    t->buft.iface.get_alloc_size = gcudai_cuda_split_alloc_size;
+    t->buft.iface = gcudai_cuda_split_buft_i;
     struct gcudai_cuda_split_type * kept = gcudai_cuda_split_enter(t);
     if (kept != t) { gcudai_free(t); }
     return &kept->buft;
@@ -29153,11 +28763,10 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device
 
 gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
-    if (!gcuda_backend_buft_is_cuda_split(buft) || tensor == NULL || low == NULL || high == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
-            gcuda_backend_buft_name(buft));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_buft_is_cuda_split(buft) || tensor == NULL || low == NULL || high == NULL,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
+        gcuda_backend_buft_name(buft));
     if (gcudai_cuda_device_get(device, "cuda_get_split_rows") == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const struct gcudai_cuda_rows r =
         gcudai_cuda_split_rows((const struct gcudai_cuda_split_type *) buft, tensor, device);
@@ -29272,10 +28881,8 @@ static struct gcudai_cuda_split_tensor * gcudai_cuda_split_find(
 static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
-    if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
-    }
+    GCUDAI_FAIL_IF(tensor->view_src != NULL || !gcuda_is_contiguous(tensor), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s is a view or not contiguous: %s buffers hold whole weights only", gcudai_called(tensor), t->name);
     struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
     if (s != NULL && s->is_placed) { // again
         return GCUDA_STATUS_SUCCESS;
@@ -29320,15 +28927,11 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     const size_t row = gcuda_row_size(tensor->type, tensor->ne[0]);
     cudaError_t err = cudaSuccess;
     int failed = 0;
-    if (offset != 0 || size != gcuda_nbytes(tensor)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor),
-            t->name, (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
-    }
-    if (s == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
-    }
+    GCUDAI_FAIL_IF(offset != 0 || size != gcuda_nbytes(tensor), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", gcudai_called(tensor),
+        t->name, (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
+    GCUDAI_FAIL_IF(
+        s == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "%s has no memory in its %s buffer", gcudai_called(tensor), t->name);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
         const int device = i % t->n;
@@ -29386,20 +28989,15 @@ static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Without cpy_tensor: copies go through the host.
+static const struct gcuda_backend_buffer_i gcudai_cuda_split_buffer_i = { gcudai_cuda_split_free,
+    gcudai_cuda_split_base, gcudai_cuda_split_init_tensor, gcudai_cuda_split_memset, gcudai_cuda_split_set,
+    gcudai_cuda_split_get, NULL, gcudai_cuda_split_clear, gcudai_cuda_split_reset, NULL, NULL };
+
 static gcuda_status gcudai_cuda_split_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
-    struct gcuda_backend_buffer_i iface;
-    GCUDAI_ZERO(iface);
-    iface.free_buffer = gcudai_cuda_split_free;
-    iface.get_base = gcudai_cuda_split_base;
-    iface.init_tensor = gcudai_cuda_split_init_tensor;
-    iface.memset_tensor = gcudai_cuda_split_memset;
-    iface.set_tensor = gcudai_cuda_split_set;
-    iface.get_tensor = gcudai_cuda_split_get;
-    iface.clear = gcudai_cuda_split_clear; // no cpy_tensor: copies go through the host
-    iface.reset = gcudai_cuda_split_reset;
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) gcudai_calloc(1, sizeof(*b));
-    *buffer = b ? gcuda_backend_buffer_init(buft, &iface, b, size) : NULL;
+    *buffer = b ? gcuda_backend_buffer_init(buft, &gcudai_cuda_split_buffer_i, b, size) : NULL;
     if (*buffer == NULL) { gcudai_free(b); }
     return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
@@ -29469,11 +29067,8 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
         params.context = NULL;
         params.cublas = NULL;
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
-        if (gcudai_cuda_is_captured(cu)) {
-            return gcudai_fail(GCUDA_STATUS_FAILED,
-                "a first product with row-split weights during a capture: what CUDA%d needs has to be made before",
-                device);
-        }
+        GCUDAI_FAIL_IF(gcudai_cuda_is_captured(cu), GCUDA_STATUS_FAILED,
+            "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->subs[device]));
         if (cu->params.peer == GCUDA_CUDA_PEER_AUTO && !gcudai_cuda_may_peer(cu)) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN,
@@ -29615,16 +29210,9 @@ static void gcudai_cuda_share_reach(
 
 // Replaces an operand that no 2D copy can take by a packed copy in scratch.
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
-    struct gcuda_cpy_args copy;
-    size_t size = 0;
-    if (t->data == NULL || gcudai_cuda_split_pitch(t) > 0) { return GCUDA_STATUS_SUCCESS; }
-    copy.x = copy.y = *t;
-    copy.scratch = NULL;
-    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
-    copy.y.data = *scratch;
-    *t = copy.y;
-    return gcuda_launch_cpy(&copy, cu->stream);
+    return t->data == NULL || gcudai_cuda_split_pitch(t) > 0
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_pack(cu, t, t->type, 1, "row-split product: packed operand", scratch);
 }
 
 // Replaces an operand by a packed copy in the side's scratch. n_columns: activation columns of the product.
@@ -30232,17 +29820,13 @@ static gcuda_status gcudai_cuda_want_data(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Refuses a graph as a whole, before the first launch.
-static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, const struct gcuda_cgraph * graph) {
-    for (int i = 0; i < graph->n_nodes; ++i) {
-        const struct gcuda_tensor * y = graph->nodes[i];
-        GCUDAI_TRY(gcudai_cuda_supports(d, y));
-        if (!gcudai_is_skipped(y)) {
-            GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
-            for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-                if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k])); }
-            }
-        }
+// Whether a node can be run, its memory included.
+static gcuda_status gcudai_cuda_can_run(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_cuda_supports(d, y));
+    if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (y->src[k] != NULL) { GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k])); }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -30328,17 +29912,9 @@ static gcuda_status gcudai_cuda_run_packed(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcuda_args * args) {
     union gcuda_args own = *args; // a plan keeps its own
     struct gcuda_array * t = gcudai_cuda_unpacked(y, &own);
-    struct gcuda_cpy_args copy;
-    size_t size = 0;
     void * scratch = NULL;
     if (t == NULL) { return gcudai_cuda_run_op(cu, args, y); }
-    copy.x = copy.y = *t;
-    copy.scratch = NULL;
-    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, size, "packed operand", &scratch));
-    copy.y.data = scratch;
-    *t = copy.y;
-    gcuda_status st = gcuda_launch_cpy(&copy, cu->stream);
+    gcuda_status st = gcudai_cuda_pack(cu, t, t->type, 1, "packed operand", &scratch);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_run_op(cu, &own, y) : st;
     gcudai_cuda_pool_release(&cu->pool, scratch);
     return st;
@@ -30418,9 +29994,9 @@ static void gcudai_cuda_detect_capture(struct gcudai_cuda * cu) {
     }
 }
 
-// Node by node, as the list has them.
+// Node by node, as the list has them. A graph is refused as a whole, before the first launch.
 static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
-    GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
+    for (int i = 0; i < graph->n_nodes; ++i) { GCUDAI_TRY(gcudai_cuda_can_run(cu->device, graph->nodes[i])); }
     gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
@@ -30865,10 +30441,8 @@ static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
-    if (c->callback(c->data)) {
-        return gcudai_fail(
-            GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)", gcudai_called(y), gcudai_op_lower(y->op));
-    }
+    GCUDAI_FAIL_IF(c->callback(c->data), GCUDA_STATUS_ABORTED, "aborted by the callback before %s (%s)",
+        gcudai_called(y), gcudai_op_lower(y->op));
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
@@ -32939,40 +32513,34 @@ struct gcudai_cuda_pattern {
 // clang-format off
 #define GCUDAI_CUDA_BY_ROWS(rows, fit) \
     gcudai_cuda_##rows##_rows, gcudai_cuda_fit_##fit, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE
+#define GCUDAI_CUDA_BY_MATCH(match, path, first) \
+    NULL, NULL, gcudai_cuda_match_##match, GCUDAI_CUDA_MM_##path, GCUDA_OP_##first
+#define GCUDAI_CUDA_BY_ROW_ABOVE NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     // One match finds all four; with queries it is the next row, with values the one after that.
-    { "rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, gcudai_cuda_match_inputs, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
-    { "rope of queries + rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
-    { "rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
-    { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
+    { "rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_MATCH(inputs, PLAIN, NONE) },
+    { "rope of queries + rope + set_rows", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
     { "hadamard", GCUDAI_CUDA_FUSED_HADAMARD, GCUDAI_CUDA_BY_ROWS(hadamard, hadamard) },
     // One match finds both; of experts it is the next row.
     { "mul_mat + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) },
-    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, NULL, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
-    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group, GCUDAI_CUDA_MM_VEC,
-        GCUDA_OP_MUL_MAT },
-    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group,
-        GCUDAI_CUDA_MM_WGMMA, GCUDA_OP_MUL_MAT },
-    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_group,
-        GCUDAI_CUDA_MM_TILE, GCUDA_OP_MUL_MAT },
-    { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, NULL, NULL, gcudai_cuda_match_glu_mul_mat, GCUDAI_CUDA_MM_WGMMA,
-        GCUDA_OP_GLU },
-    { "route", GCUDAI_CUDA_FUSED_ROUTE, NULL, NULL, gcudai_cuda_match_route, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, VEC, MUL_MAT) },
+    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, WGMMA, MUL_MAT) },
+    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, TILE, MUL_MAT) },
+    { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, GCUDAI_CUDA_BY_MATCH(glu_mul_mat, WGMMA, GLU) },
+    { "route", GCUDAI_CUDA_FUSED_ROUTE, GCUDAI_CUDA_BY_MATCH(route, PLAIN, NONE) },
     { "sum of parts + add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(parts_norm, parts_norm_mul) },
-    { "rms_norm + mul + mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, NULL, NULL, gcudai_cuda_match_norm_products,
-        GCUDAI_CUDA_MM_VEC, GCUDA_OP_RMS_NORM },
-    { "norm + router", GCUDAI_CUDA_FUSED_NORM_PRODUCT, NULL, NULL, gcudai_cuda_match_norm_product, GCUDAI_CUDA_MM_PLAIN,
-        GCUDA_OP_NONE },
+    { "rms_norm + mul + mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(norm_products, VEC, RMS_NORM) },
+    { "norm + router", GCUDAI_CUDA_FUSED_NORM_PRODUCT, GCUDAI_CUDA_BY_MATCH(norm_product, PLAIN, NONE) },
     { "add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(add_norm, norm_mul) },
     { "rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(norm, norm_mul) },
     { "scale + soft_max", GCUDAI_CUDA_FUSED_LAST_NODE, GCUDAI_CUDA_BY_ROWS(scale_soft_max, scale_soft_max) },
 #if GCUDAI_KERNEL_HAS(RECURRENT)
     { "ssm_conv + silu", GCUDAI_CUDA_FUSED_SSM_CONV, GCUDAI_CUDA_BY_ROWS(ssm_conv, ssm_conv) },
 #endif
-    { "chain", GCUDAI_CUDA_FUSED_CHAIN, NULL, NULL, gcudai_cuda_match_chain, GCUDAI_CUDA_MM_PLAIN, GCUDA_OP_NONE },
+    { "chain", GCUDAI_CUDA_FUSED_CHAIN, GCUDAI_CUDA_BY_MATCH(chain, PLAIN, NONE) },
 };
 // clang-format on
 
@@ -33833,9 +33401,8 @@ static gcuda_status gcudai_cuda_masks_acquire(
         void * const before = m->classes;
         GCUDAI_TRY(gcudai_cuda_pool_acquire(&cu->pool, cu->stream, m->n_bytes, "classes of a mask", &m->classes));
         plan->n_taken = i + 1;
-        if (recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before) {
-            return gcudai_fail(GCUDA_STATUS_FAILED, "scratch has moved");
-        }
+        GCUDAI_FAIL_IF(
+            recording == GCUDAI_CUDA_RECORD_NEW && m->classes != before, GCUDA_STATUS_FAILED, "scratch has moved");
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -33880,17 +33447,6 @@ static void gcudai_cuda_plan_summarize(struct gcudai_cuda_plan * plan) {
         plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
     }
     if (plan->has_split != was_split) { plan->has_run = plan->no_graph = false; }
-}
-
-static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
-    GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
-    if (!gcudai_is_skipped(y)) {
-        GCUDAI_TRY(gcudai_cuda_want_data(cu->device, y, y));
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            GCUDAI_TRY(y->src[k] != NULL ? gcudai_cuda_want_data(cu->device, y, y->src[k]) : GCUDA_STATUS_SUCCESS);
-        }
-    }
-    return GCUDA_STATUS_SUCCESS;
 }
 
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_snapshot * snapshot, int node) {
@@ -33991,7 +33547,9 @@ static void gcudai_cuda_step_again(
 static gcuda_status gcudai_cuda_can_follow(
     const struct gcudai_cuda * cu, const struct gcudai_cuda_snapshot * snapshot) {
     for (int i = 0; i < snapshot->n_nodes; ++i) {
-        if (gcudai_cuda_is_stale(snapshot, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, snapshot->seen[i].tensor)); }
+        if (gcudai_cuda_is_stale(snapshot, i)) {
+            GCUDAI_TRY(gcudai_cuda_can_run(cu->device, snapshot->seen[i].tensor));
+        }
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -34063,7 +33621,7 @@ static gcuda_status gcudai_cuda_plan_make(
     int n = 0;
     *result = NULL;
     for (int i = 0; i < snapshot->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
-        st = gcudai_cuda_can_step(cu, snapshot->seen[i].tensor);
+        st = gcudai_cuda_can_run(cu->device, snapshot->seen[i].tensor);
         n += !gcudai_is_skipped(snapshot->seen[i].tensor);
     }
     struct gcudai_cuda_plan * plan =
@@ -34472,11 +34030,9 @@ static void gcudai_cuda_plan_free(gcuda_backend_t backend, gcuda_backend_graph_p
 static gcuda_status gcudai_cuda_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const gcuda_status st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON(cu->device, st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph));
     return st;
 }
 
@@ -34665,24 +34221,17 @@ static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
 }
 
 gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
-    if (!gcuda_backend_is_cuda(backend) || stats == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "cuda_get_plan_stats: '%s' is no CUDA backend, or result is NULL", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_is_cuda(backend) || stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_get_plan_stats: '%s' is no CUDA backend, or result is NULL", gcuda_backend_name(backend));
     *stats = ((struct gcudai_cuda *) backend)->plans.stats;
     return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
-    struct gcudai_cuda_scope scope;
-    if (!gcuda_backend_is_cuda(backend)) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(!gcuda_backend_is_cuda(backend), GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_cache_clear(cu);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(cu->device, gcudai_cuda_cache_clear(cu));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -34754,26 +34303,22 @@ static gcuda_status gcudai_cuda_want_ours(
 static gcuda_status gcudai_cuda_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
 static gcuda_status gcudai_cuda_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
@@ -34793,23 +34338,17 @@ static gcuda_status gcudai_cuda_mark_lost_both(struct gcudai_cuda * a, struct gc
 
 static gcuda_status gcudai_cuda_copy_within(
     struct gcudai_cuda * cu, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err =
-        cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device,
+        err = cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", dst->name);
 }
 
 static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct gcudai_cuda * to, const char * name) {
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
-    cudaError_t err = cudaEventRecord(from->copied, from->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(from->device, err = cudaEventRecord(from->copied, from->stream));
     GCUDAI_TRY(gcudai_cuda_result(from, err, "cudaEventRecord", name));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, to->device));
-    err = cudaStreamWaitEvent(to->stream, from->copied, 0);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(to->device, err = cudaStreamWaitEvent(to->stream, from->copied, 0));
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
 }
 
@@ -34845,29 +34384,22 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
 
 static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (event->device != &cu->device->device) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
-            gcuda_backend_dev_name(event->device), cu->device->name);
-    }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_FAIL_IF(event->device != &cu->device->device, GCUDA_STATUS_INVALID_ARGUMENT,
+        "event_record: an event of %s on backend %s", gcuda_backend_dev_name(event->device), cu->device->name);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaEventRecord((cudaEvent_t) event->context, cu->stream));
     return gcudai_cuda_result(cu, err, "cudaEventRecord", "event");
 }
 
 static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
-            cu->device->name, gcuda_backend_dev_name(event->device));
-    }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_FAIL_IF(event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new,
+        GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device", cu->device->name,
+        gcuda_backend_dev_name(event->device));
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0));
     return gcudai_cuda_result(cu, err, "cudaStreamWaitEvent", "event");
 }
 
@@ -34910,9 +34442,8 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
 
 // Where its memory comes from, before any is taken.
 static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
-    if (!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
-    }
+    GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned),
+        GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
     cu->ledger.above = &gcudai_cuda_memory.devices[cu->device->index];
     cu->ledger.from = p->memory;
     cu->ledger.stats.budget = cu->ledger.whole ? 0 : p->memory_budget;
@@ -34986,23 +34517,10 @@ static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t
     return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
 }
 
-static void gcudai_cuda_backend_iface(struct gcudai_cuda * cu, struct gcudai_cuda_device * d) {
-    memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
-    cu->backend.device = &d->device;
-    cu->backend.iface.get_name = gcudai_cuda_backend_name;
-    cu->backend.iface.free = gcudai_cuda_backend_free;
-    cu->backend.iface.set_tensor_async = gcudai_cuda_set_async;
-    cu->backend.iface.get_tensor_async = gcudai_cuda_get_async;
-    cu->backend.iface.cpy_tensor_async = gcudai_cuda_copy_async;
-    cu->backend.iface.synchronize = gcudai_cuda_synchronize;
-    cu->backend.iface.graph_compute = gcudai_cuda_graph_compute;
-    cu->backend.iface.graph_plan_create = gcudai_cuda_plan_create;
-    cu->backend.iface.graph_plan_free = gcudai_cuda_plan_free;
-    cu->backend.iface.graph_plan_update = gcudai_cuda_plan_update;
-    cu->backend.iface.graph_plan_compute = gcudai_cuda_plan_compute;
-    cu->backend.iface.event_record = gcudai_cuda_event_record;
-    cu->backend.iface.event_wait = gcudai_cuda_event_wait;
-}
+static const struct gcuda_backend_i gcudai_cuda_backend_i = { gcudai_cuda_backend_name, gcudai_cuda_backend_free,
+    gcudai_cuda_set_async, gcudai_cuda_get_async, gcudai_cuda_copy_async, gcudai_cuda_synchronize,
+    gcudai_cuda_plan_create, gcudai_cuda_plan_free, gcudai_cuda_plan_update, gcudai_cuda_plan_compute,
+    gcudai_cuda_graph_compute, gcudai_cuda_event_record, gcudai_cuda_event_wait, NULL };
 
 // whole: whose sub-backend the new one is, whose budget it shares; NULL: nothing.
 static gcuda_status gcudai_cuda_open(
@@ -35010,7 +34528,7 @@ static gcuda_status gcudai_cuda_open(
     struct gcudai_cuda_scope scope;
     struct gcudai_cuda_device * d = NULL;
     *backend = NULL;
-    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
+    GCUDAI_FAIL_IF(params == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL");
     GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
     const int64_t begin_us = gcudai_time_us();
@@ -35021,7 +34539,9 @@ static gcuda_status gcudai_cuda_open(
         return st;
     }
     (void) gcudai_log_took(begin_us, d->name, "context");
-    gcudai_cuda_backend_iface(cu, d);
+    memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
+    cu->backend.device = &d->device;
+    cu->backend.iface = gcudai_cuda_backend_i;
     cu->device = d;
     cu->params = *params;
     if (params->peer == GCUDA_CUDA_PEER_AUTO && gcudai_env("GCUDA_CUDA_P2P") != NULL) {
@@ -35078,11 +34598,8 @@ size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
 }
 
 static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char * what) {
-    if (!gcuda_backend_is_cuda(backend)) {
-        gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
-        return NULL;
-    }
+    GCUDAI_NULL_IF(!gcuda_backend_is_cuda(backend), GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
     return (struct gcudai_cuda *) backend;
 }
 
@@ -35093,10 +34610,8 @@ gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void
 
 gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_get_stats");
-    if (cu == NULL || stats == NULL) {
-        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL")
-                  : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(stats == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL");
     size_t idle = cu->pool.reserved - cu->pool.in_use;
     for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
         if (cu->subs[i] != NULL) { idle += cu->subs[i]->pool.reserved - cu->subs[i]->pool.in_use; }
@@ -35133,13 +34648,10 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_trim");
-    struct gcudai_cuda_scope scope;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
     GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_pool_trim_unused(&cu->pool);
-    gcudai_cuda_leave(&scope);
+    GCUDAI_CUDA_ON(cu->device, gcudai_cuda_pool_trim_unused(&cu->pool));
     for (int i = 0; i < GCUDAI_CUDA_SUBS; ++i) {
         if (cu->subs[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->subs[i]->backend)); }
     }
@@ -35300,7 +34812,7 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
 static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, (struct gcudai_cuda_device *) dev);
-    if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_ok_or_clear(cudaEventDestroy((cudaEvent_t) event->context));
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref((struct gcudai_cuda_device *) dev);
     gcudai_free(event);
@@ -35308,21 +34820,17 @@ static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_
 
 static gcuda_status gcudai_cuda_event_synchronize(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
-    const cudaError_t err = cudaEventSynchronize((cudaEvent_t) event->context);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(d, err = cudaEventSynchronize((cudaEvent_t) event->context));
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_fail(err, "cudaEventSynchronize", d->index, "waiting for an event");
 }
 
 static gcuda_status gcudai_cuda_event_query(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done) {
     const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
-    struct gcudai_cuda_scope scope;
     *done = false;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
-    const cudaError_t err = cudaEventQuery((cudaEvent_t) event->context);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(d, err = cudaEventQuery((cudaEvent_t) event->context));
     *done = err == cudaSuccess;
     return err == cudaSuccess || err == cudaErrorNotReady
                ? GCUDA_STATUS_SUCCESS
@@ -35432,6 +34940,15 @@ static void gcudai_cuda_describe_ids(struct gcudai_cuda_device * d, const struct
     if (!has_luid) { d->luid[0] = '\0'; }
 }
 
+static const struct gcuda_backend_device_i gcudai_cuda_dev_i = { gcudai_cuda_dev_name, gcudai_cuda_dev_description,
+    gcudai_cuda_dev_memory, gcudai_cuda_dev_type, gcudai_cuda_dev_props, gcudai_cuda_dev_init, gcudai_cuda_dev_buft,
+    gcudai_cuda_dev_host_buft, NULL, gcudai_cuda_dev_supports_op, gcudai_cuda_dev_supports_buft,
+    gcudai_cuda_dev_offload_op, gcudai_cuda_event_new, gcudai_cuda_event_free, gcudai_cuda_event_synchronize,
+    gcudai_cuda_event_query };
+
+static const struct gcuda_backend_buffer_type_i gcudai_cuda_buft_i = { gcudai_cuda_buft_name, gcudai_cuda_buft_alloc,
+    gcudai_cuda_buft_alignment, NULL, gcudai_cuda_buft_alloc_size, NULL };
+
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
     d->ordinal = index;
     d->cc = 100 * p->major + 10 * p->minor;
@@ -35448,25 +34965,8 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
         (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
     snprintf(d->description, sizeof(d->description), "%s", p->name);
     d->device.reg = &gcudai_cuda_registry;
-    d->device.iface.get_name = gcudai_cuda_dev_name;
-    d->device.iface.get_description = gcudai_cuda_dev_description;
-    d->device.iface.get_memory = gcudai_cuda_dev_memory;
-    d->device.iface.get_type = gcudai_cuda_dev_type;
-    d->device.iface.get_props = gcudai_cuda_dev_props;
-    d->device.iface.init_backend = gcudai_cuda_dev_init;
-    d->device.iface.get_buffer_type = gcudai_cuda_dev_buft;
-    d->device.iface.get_host_buffer_type = gcudai_cuda_dev_host_buft;
-    d->device.iface.supports_op = gcudai_cuda_dev_supports_op;
-    d->device.iface.supports_buft = gcudai_cuda_dev_supports_buft;
-    d->device.iface.offload_op = gcudai_cuda_dev_offload_op;
-    d->device.iface.event_new = gcudai_cuda_event_new;
-    d->device.iface.event_free = gcudai_cuda_event_free;
-    d->device.iface.event_synchronize = gcudai_cuda_event_synchronize;
-    d->device.iface.event_query = gcudai_cuda_event_query;
-    d->buft.iface.get_name = gcudai_cuda_buft_name;
-    d->buft.iface.alloc_buffer = gcudai_cuda_buft_alloc;
-    d->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
-    d->buft.iface.get_alloc_size = gcudai_cuda_buft_alloc_size;
+    d->device.iface = gcudai_cuda_dev_i;
+    d->buft.iface = gcudai_cuda_buft_i;
     gcudai_cuda_rename(d, index);
 }
 
@@ -35921,7 +35421,7 @@ static gcuda_status gcudai_uploader_ask(
 
 gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
     gcuda_cuda_ticket meant = 0;
-    if (done == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_query: result is NULL"); }
+    GCUDAI_FAIL_IF(done == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_query: result is NULL");
     *done = false;
     GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_query", &meant));
     *done = gcudai_ticket_is_done(uploader, meant);
@@ -35971,10 +35471,8 @@ gcuda_status gcuda_cuda_upload_event_wait(
 gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_upload_after");
     struct gcudai_cuda_scope scope;
-    if (cu == NULL || uploader == NULL) {
-        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL")
-                  : GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_FAIL_IF(uploader == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL");
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
@@ -36029,7 +35527,7 @@ static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
     const int device = up->device->index;
     up->has_lock = gcudai_mutex_init(&up->lock);
     up->has_changed = up->has_lock && gcudai_cond_init(&up->changed);
-    if (!up->has_changed) { return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "cuda_uploader_new: no lock to be had"); }
+    GCUDAI_FAIL_IF(!up->has_changed, GCUDA_STATUS_ALLOC_FAILED, "cuda_uploader_new: no lock to be had");
     GCUDAI_CUDA_TRY(
         cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device, "making an uploader's stream");
     for (int i = 0; i < up->n_slots; ++i) {
@@ -36267,10 +35765,8 @@ static gcuda_status gcudai_cuda_profile_of(gcuda_backend_t backend, const char *
 
 static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
     struct gcudai_cuda_profile * p = cu->profile;
-    if (gcudai_cuda_is_captured(cu)) {
-        return gcudai_fail(
-            GCUDA_STATUS_UNSUPPORTED, "cuda_profile_begin: the stream of %s is being captured", cu->device->name);
-    }
+    GCUDAI_FAIL_IF(gcudai_cuda_is_captured(cu), GCUDA_STATUS_UNSUPPORTED,
+        "cuda_profile_begin: the stream of %s is being captured", cu->device->name);
     for (int i = 0; i < 2; ++i) {
         if (p->starts[i] == NULL) {
             GCUDAI_TRY(gcudai_cuda_result(
@@ -36289,23 +35785,19 @@ static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
 
 gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = NULL;
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const gcuda_status st = gcudai_cuda_profile_start(cu);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON(cu->device, st = gcudai_cuda_profile_start(cu));
     return st;
 }
 
 // With all times of records there, or dropped.
 static gcuda_status gcudai_cuda_profile_resolve_of(
     gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, (*cu)->device));
-    const gcuda_status st = gcudai_cuda_profile_resolve(*cu);
-    gcudai_cuda_leave(&scope);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_CUDA_ON((*cu)->device, st = gcudai_cuda_profile_resolve(*cu));
     return st;
 }
 
@@ -36319,9 +35811,8 @@ gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
 gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
     struct gcudai_cuda * cu = NULL;
-    if (records == NULL || n_records == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_profile_get: a result is NULL");
-    }
+    GCUDAI_FAIL_IF(
+        records == NULL || n_records == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "cuda_profile_get: a result is NULL");
     *records = NULL;
     *n_records = 0;
     GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_get", &cu));
@@ -36373,8 +35864,7 @@ static void gcudai_json_text(FILE * f, const char * text) {
 }
 
 static void gcudai_json_shape(FILE * f, const char * key, enum gcuda_type type, const int64_t * ne) {
-    fprintf(f, ",\"%s\":\"%s [%lld, %lld, %lld, %lld]\"", key, gcuda_type_name(type), (long long) ne[0],
-        (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    fprintf(f, ",\"%s\":\"%s %s\"", key, gcuda_type_name(type), gcudai_shape_text(ne));
 }
 
 // Decimals without printf's, which follow the locale.
@@ -36404,10 +35894,8 @@ gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char 
     struct gcudai_cuda * cu = NULL;
     GCUDAI_TRY(gcudai_cuda_profile_resolve_of(backend, "cuda_profile_write_trace", &cu));
     FILE * f = path ? fopen(path, "wb") : NULL;
-    if (f == NULL) {
-        return gcudai_fail(
-            GCUDA_STATUS_IO, "cuda_profile_write_trace: cannot open '%s' for writing", path ? path : "(NULL)");
-    }
+    GCUDAI_FAIL_IF(
+        f == NULL, GCUDA_STATUS_IO, "cuda_profile_write_trace: cannot open '%s' for writing", path ? path : "(NULL)");
     const struct gcudai_cuda_profile * p = cu->profile;
     fprintf(f, "{\"traceEvents\":[\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":",
         cu->device->index);
@@ -36441,9 +35929,8 @@ static bool gcudai_cuda_is_fd(enum gcuda_cuda_handle type) { return type == GCUD
 
 static gcuda_status gcudai_cuda_want_handle(
     enum gcuda_cuda_handle type, int fd, const void * handle, const void * name, const char * what) {
-    if (gcudai_cuda_is_fd(type) ? fd < 0 : handle == NULL && name == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: no handle is given", what);
-    }
+    GCUDAI_FAIL_IF(gcudai_cuda_is_fd(type) ? fd < 0 : handle == NULL && name == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%s: no handle is given", what);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36475,22 +35962,20 @@ static const struct gcudai_cuda_handle * gcudai_cuda_handle_of(enum gcuda_cuda_h
 
 static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
     const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(type);
-    if (handle == NULL || handle->memory < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
-    }
+    GCUDAI_FAIL_IF(handle == NULL || handle->memory < 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_memory: handles of type %d", (int) type);
     *to = (enum cudaExternalMemoryHandleType) handle->memory;
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cuda_check_memory(const struct gcuda_cuda_external_memory * m, size_t * size) {
-    if (m == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: description is NULL"); }
+    GCUDAI_FAIL_IF(m == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: description is NULL");
     GCUDAI_TRY(gcudai_cuda_want_handle(m->type, m->fd, m->handle, m->name, "import_memory"));
     *size = m->buffer_size > 0 ? m->buffer_size : m->size - GCUDAI_MIN(m->offset, m->size);
-    if (*size == 0 || m->offset > m->size || *size > m->size - m->offset || m->offset % 128 != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "import_memory: %llu bytes at %llu of %llu; the offset must be a multiple of 128",
-            (unsigned long long) *size, (unsigned long long) m->offset, (unsigned long long) m->size);
-    }
+    GCUDAI_FAIL_IF(*size == 0 || m->offset > m->size || *size > m->size - m->offset || m->offset % 128 != 0,
+        GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_memory: %llu bytes at %llu of %llu; the offset must be a multiple of 128", (unsigned long long) *size,
+        (unsigned long long) m->offset, (unsigned long long) m->size);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36500,8 +35985,7 @@ static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b) {
     cudaError_t err = b->ptr != NULL ? cudaFree(b->ptr) : cudaSuccess;
     const cudaError_t end = cudaDestroyExternalMemory(b->external);
     err = err != cudaSuccess ? err : end;
-    if (err != cudaSuccess) {
-        (void) cudaGetLastError();
+    if (!gcudai_cuda_ok_or_clear(err)) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "giving imported memory back: %s", cudaGetErrorString(err));
     }
     b->external = NULL;
@@ -36530,9 +36014,8 @@ static gcuda_status gcudai_cuda_map_external(const struct gcudai_cuda_device * d
         (unsigned long long) m->size);
     GCUDAI_CUDA_TRY(cudaExternalMemoryGetMappedBuffer(&b->ptr, b->external, &range), d->index,
         "mapping %llu bytes at %llu of imported memory", (unsigned long long) size, (unsigned long long) m->offset);
-    if ((uintptr_t) b->ptr % 128 != 0) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "import_memory: CUDA maps it to %p, not aligned to 128", b->ptr);
-    }
+    GCUDAI_FAIL_IF((uintptr_t) b->ptr % 128 != 0, GCUDA_STATUS_UNSUPPORTED,
+        "import_memory: CUDA maps it to %p, not aligned to 128", b->ptr);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -36572,9 +36055,8 @@ gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
 static gcuda_status gcudai_cuda_semaphore_type(
     const struct gcuda_cuda_external_semaphore * s, enum cudaExternalSemaphoreHandleType * to) {
     const struct gcudai_cuda_handle * handle = gcudai_cuda_handle_of(s->type);
-    if (handle == NULL || handle->semaphore < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
-    }
+    GCUDAI_FAIL_IF(handle == NULL || handle->semaphore < 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "import_semaphore: handles of type %d", (int) s->type);
     *to = (enum cudaExternalSemaphoreHandleType)(s->is_timeline ? handle->timeline : handle->semaphore);
     return GCUDA_STATUS_SUCCESS;
 }
@@ -36582,7 +36064,6 @@ static gcuda_status gcudai_cuda_semaphore_type(
 static gcuda_status gcudai_cuda_import_semaphore(
     struct gcudai_cuda * cu, const struct gcuda_cuda_external_semaphore * s, int fd, cudaExternalSemaphore_t * handle) {
     struct cudaExternalSemaphoreHandleDesc d;
-    struct gcudai_cuda_scope scope;
     GCUDAI_ZERO(d);
     GCUDAI_TRY(gcudai_cuda_semaphore_type(s, &d.type));
     if (gcudai_cuda_is_fd(s->type)) {
@@ -36591,9 +36072,8 @@ static gcuda_status gcudai_cuda_import_semaphore(
         d.handle.win32.handle = s->handle;
         d.handle.win32.name = s->name;
     }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = cudaImportExternalSemaphore(handle, &d);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = cudaImportExternalSemaphore(handle, &d));
     return gcudai_cuda_result(cu, err, "cudaImportExternalSemaphore", "a semaphore");
 }
 
@@ -36601,10 +36081,7 @@ gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
     gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_semaphore");
     if (cu == NULL || gcudai_cuda_check_not_lost(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
-    if (semaphore == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
-        return NULL;
-    }
+    GCUDAI_NULL_IF(semaphore == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
     const bool is_fd = gcudai_cuda_is_fd(semaphore->type);
     if (gcudai_cuda_want_handle(semaphore->type, semaphore->fd, semaphore->handle, semaphore->name,
             "import_semaphore") != GCUDA_STATUS_SUCCESS) {
@@ -36632,22 +36109,18 @@ static gcuda_status gcudai_cuda_semaphore_use(
     gcuda_backend_t backend, gcuda_cuda_semaphore_t s, uint64_t value, bool is_wait) {
     const char * what = is_wait ? "cuda_semaphore_wait" : "cuda_semaphore_signal";
     struct gcudai_cuda * cu = gcudai_cuda_of(backend, what);
-    struct gcudai_cuda_scope scope;
     struct cudaExternalSemaphoreWaitParams wait;
     struct cudaExternalSemaphoreSignalParams signal;
     if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
     GCUDAI_TRY(gcudai_cuda_check_not_lost(cu));
-    if (s == NULL || s->device != cu->device) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
-            s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
-    }
+    GCUDAI_FAIL_IF(s == NULL || s->device != cu->device, GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
+        s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
     GCUDAI_ZERO(wait);
     GCUDAI_ZERO(signal);
     wait.params.fence.value = signal.params.fence.value = s->is_timeline ? value : 0;
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    const cudaError_t err = is_wait ? cudaWaitExternalSemaphoresAsync(&s->handle, &wait, 1, cu->stream)
-                                    : cudaSignalExternalSemaphoresAsync(&s->handle, &signal, 1, cu->stream);
-    gcudai_cuda_leave(&scope);
+    cudaError_t err = cudaSuccess;
+    GCUDAI_CUDA_ON(cu->device, err = is_wait ? cudaWaitExternalSemaphoresAsync(&s->handle, &wait, 1, cu->stream)
+                                             : cudaSignalExternalSemaphoresAsync(&s->handle, &signal, 1, cu->stream));
     return gcudai_cuda_result(
         cu, err, is_wait ? "cudaWaitExternalSemaphoresAsync" : "cudaSignalExternalSemaphoresAsync", "a semaphore");
 }
@@ -36665,7 +36138,7 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
     struct gcudai_cuda_scope scope;
     if (semaphore == NULL) { return; }
     (void) gcudai_cuda_enter_of(&scope, semaphore->device);
-    if (cudaDestroyExternalSemaphore(semaphore->handle) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_ok_or_clear(cudaDestroyExternalSemaphore(semaphore->handle));
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(semaphore->device);
     gcudai_free(semaphore);
@@ -36678,128 +36151,6 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
 
 enum { GCUDAI_SELFTEST_MAX_ELEMENTS = 4096 };
 
-static struct gcuda_tensor * gcudai_selftest_f32(struct gcuda_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2) {
-    return gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
-}
-static struct gcuda_tensor * gcudai_selftest_copy(struct gcuda_context * ctx) {
-    return gcuda_cont(ctx, gcuda_transpose(ctx, gcudai_selftest_f32(ctx, 40, 33, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_convert(struct gcuda_context * ctx) {
-    return gcuda_cast(ctx, gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 3, 1), GCUDA_TYPE_F16), GCUDA_TYPE_F32);
-}
-static struct gcuda_tensor * gcudai_selftest_rows(struct gcuda_context * ctx) {
-    return gcuda_get_rows(ctx, gcudai_selftest_f32(ctx, 50, 4, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 7));
-}
-static struct gcuda_tensor * gcudai_selftest_elements(struct gcuda_context * ctx) {
-    return gcuda_gelu(ctx, gcuda_add(ctx, gcudai_selftest_f32(ctx, 65, 3, 1), gcudai_selftest_f32(ctx, 65, 1, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_gates(struct gcuda_context * ctx) {
-    return gcuda_swiglu(ctx, gcudai_selftest_f32(ctx, 128, 3, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_norm(struct gcuda_context * ctx) {
-    return gcuda_rms_norm(ctx, gcudai_selftest_f32(ctx, 300, 3, 1), 1e-5f);
-}
-static struct gcuda_tensor * gcudai_selftest_soft_max(struct gcuda_context * ctx) {
-    return gcuda_soft_max(ctx, gcudai_selftest_f32(ctx, 77, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_sums(struct gcuda_context * ctx) {
-    return gcuda_sum(ctx, gcuda_cumsum(ctx, gcudai_selftest_f32(ctx, 100, 3, 1)));
-}
-static struct gcuda_tensor * gcudai_selftest_sort(struct gcuda_context * ctx) {
-    return gcuda_argsort(ctx, gcudai_selftest_f32(ctx, 70, 2, 1), GCUDA_SORT_ORDER_ASC);
-}
-static struct gcuda_tensor * gcudai_selftest_rope(struct gcuda_context * ctx) {
-    return gcuda_rope(ctx, gcudai_selftest_f32(ctx, 32, 3, 4), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 4), 32, 0);
-}
-static struct gcuda_tensor * gcudai_selftest_products(struct gcuda_context * ctx) {
-    return gcuda_mul_mat(ctx, gcudai_selftest_f32(ctx, 64, 48, 1), gcudai_selftest_f32(ctx, 64, 20, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_quantized(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_columns(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 128, 20, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 128, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_tiles(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 40, 1), GCUDA_TYPE_Q8_0);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 40, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_wgmma(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 32, 1), GCUDA_TYPE_BF16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 64, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_experts(struct gcuda_context * ctx) {
-    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), GCUDA_TYPE_Q8_0);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
-    return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 40), ids);
-}
-static struct gcuda_tensor * gcudai_selftest_floats(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_F16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_float_columns(struct gcuda_context * ctx) {
-    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_BF16);
-    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 5, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_token_of(struct gcuda_context * ctx, enum gcuda_type type) {
-    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), type);
-    return gcuda_mul_mat_id(
-        ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 1), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_token(struct gcuda_context * ctx) {
-    return gcudai_selftest_token_of(ctx, GCUDA_TYPE_Q8_0);
-}
-static struct gcuda_tensor * gcudai_selftest_float_token(struct gcuda_context * ctx) {
-    return gcudai_selftest_token_of(ctx, GCUDA_TYPE_F16);
-}
-static struct gcuda_tensor * gcudai_selftest_joined(struct gcuda_context * ctx) {
-    struct gcuda_tensor * rows = gcudai_selftest_f32(ctx, 30, 1, 1);
-    return gcuda_concat(
-        ctx, gcuda_repeat(ctx, rows, gcudai_selftest_f32(ctx, 30, 4, 1)), gcudai_selftest_f32(ctx, 30, 2, 1), 1);
-}
-static struct gcuda_tensor * gcudai_selftest_loss(struct gcuda_context * ctx) {
-    return gcuda_cross_entropy_loss(ctx, gcudai_selftest_f32(ctx, 50, 7, 1), gcudai_selftest_f32(ctx, 50, 7, 1));
-}
-static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * ctx) {
-    struct gcuda_tensor * in[4];
-    for (int i = 0; i < 4; ++i) { in[i] = gcudai_selftest_f32(ctx, 32, 2, 3); }
-    return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
-}
-static struct gcuda_tensor * gcudai_selftest_scan(struct gcuda_context * ctx) {
-    struct gcuda_tensor * states = gcudai_selftest_f32(ctx, 16, 8, 2);
-    struct gcuda_tensor * x = gcudai_selftest_f32(ctx, 8, 2, 3);
-    struct gcuda_tensor * dt = gcudai_selftest_f32(ctx, 2, 3, 1);
-    struct gcuda_tensor * a = gcudai_selftest_f32(ctx, 1, 2, 1);
-    struct gcuda_tensor * b = gcudai_selftest_f32(ctx, 16, 1, 3);
-    struct gcuda_tensor * c = gcudai_selftest_f32(ctx, 16, 1, 3);
-    return gcuda_ssm_scan(ctx, states, x, dt, a, b, c, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1));
-}
-// The diagonal is far from 0, or rounding would grow along the rows.
-static struct gcuda_tensor * gcudai_selftest_triangle(struct gcuda_context * ctx) {
-    struct gcuda_tensor * diagonal = gcuda_diag(ctx, gcuda_fill(ctx, gcudai_selftest_f32(ctx, 24, 1, 1), 4.0f));
-    struct gcuda_tensor * a = gcuda_add(ctx, diagonal, gcudai_selftest_f32(ctx, 24, 24, 1));
-    return gcuda_solve_tri(ctx, a, gcudai_selftest_f32(ctx, 10, 24, 1), true, true, false);
-}
-static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
-    struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
-    struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
-    return gcuda_flash_attn_ext(ctx, gcudai_selftest_f32(ctx, 64, 3, 2), k, v, NULL, 0.125f, 0.0f, 0.0f);
-}
-static struct gcuda_tensor * gcudai_selftest_conv(struct gcuda_context * ctx) {
-    struct gcuda_tensor * kernel = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 4, 5);
-    return gcuda_conv_2d(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 4), 1, 1, 1, 1, 1, 1);
-}
-static struct gcuda_tensor * gcudai_selftest_packed_conv(struct gcuda_context * ctx) {
-    struct gcuda_tensor * kernel =
-        gcuda_cast(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 8, 40), GCUDA_TYPE_F16);
-    return gcuda_conv_2d_direct(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 8), 1, 1, 1, 1, 1, 1);
-}
-static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
-    return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
-}
-
 // `forced` is 1 + the path of a product, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
 enum { GCUDAI_SELFTEST_PACKED = 100 };
 struct gcudai_selftest_case {
@@ -36807,40 +36158,82 @@ struct gcudai_selftest_case {
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
     int forced;
 };
+
+// Sources in F32, in another type by a cast, and indices.
+#define GCUDAI_IN(ne0, ne1, ne2) gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2)
+#define GCUDAI_AS(type, ne0, ne1, ne2) gcuda_cast(ctx, GCUDAI_IN(ne0, ne1, ne2), GCUDA_TYPE_##type)
+#define GCUDAI_IDS(ne0, ne1) gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, ne0, ne1)
+#define GCUDAI_KERNEL(c, n) gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, c, n)
+// The diagonal of the triangular system is far from 0, or rounding would grow along the rows.
+// clang-format off
+//    id, name, forced, result
+#define GCUDAI_SELFTESTS(X)                                                                                            \
+    X(copy, "copies", 0, gcuda_cont(ctx, gcuda_transpose(ctx, GCUDAI_IN(40, 33, 1))))                                  \
+    X(convert, "conversions", 0, gcuda_cast(ctx, GCUDAI_AS(F16, 64, 3, 1), GCUDA_TYPE_F32))                            \
+    X(rows, "rows", 0, gcuda_get_rows(ctx, GCUDAI_IN(50, 4, 1), GCUDAI_IDS(7, 1)))                                     \
+    X(joined, "joined rows", 0, gcuda_concat(                                                                          \
+        ctx, gcuda_repeat(ctx, GCUDAI_IN(30, 1, 1), GCUDAI_IN(30, 4, 1)), GCUDAI_IN(30, 2, 1), 1))                     \
+    X(elements, "elements", 0, gcuda_gelu(ctx, gcuda_add(ctx, GCUDAI_IN(65, 3, 1), GCUDAI_IN(65, 1, 1))))              \
+    X(gates, "gates", 0, gcuda_swiglu(ctx, GCUDAI_IN(128, 3, 1)))                                                      \
+    X(norm, "norms", 0, gcuda_rms_norm(ctx, GCUDAI_IN(300, 3, 1), 1e-5f))                                              \
+    X(soft_max, "soft_max", 0, gcuda_soft_max(ctx, GCUDAI_IN(77, 5, 1)))                                               \
+    X(sums, "sums", 0, gcuda_sum(ctx, gcuda_cumsum(ctx, GCUDAI_IN(100, 3, 1))))                                        \
+    X(loss, "losses", 0, gcuda_cross_entropy_loss(ctx, GCUDAI_IN(50, 7, 1), GCUDAI_IN(50, 7, 1)))                      \
+    X(sort, "sorting", 0, gcuda_argsort(ctx, GCUDAI_IN(70, 2, 1), GCUDA_SORT_ORDER_ASC))                               \
+    X(rope, "rope", 0, gcuda_rope(ctx, GCUDAI_IN(32, 3, 4), GCUDAI_IDS(4, 1), 32, 0))                                  \
+    X(products, "products", 0, gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                         \
+    X(plain, "plain products", 1 + GCUDAI_CUDA_MM_PLAIN,                                                               \
+        gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                                                \
+    X(quantized, "quantized products", 0, gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 64, 20, 1), GCUDAI_IN(64, 1, 1)))         \
+    X(columns, "quantized products of columns", 1 + GCUDAI_CUDA_MM_VEC,                                                \
+        gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 128, 20, 1), GCUDAI_IN(128, 5, 1)))                                         \
+    X(tiles, "products in tiles", 1 + GCUDAI_CUDA_MM_TILE,                                                             \
+        gcuda_mul_mat(ctx, GCUDAI_AS(Q8_0, 64, 40, 1), GCUDAI_IN(64, 40, 1)))                                          \
+    X(gemm, "products of floats on tensor cores", 1 + GCUDAI_CUDA_MM_PACKED,                                           \
+        gcuda_mul_mat(ctx, GCUDAI_IN(64, 48, 1), GCUDAI_IN(64, 20, 1)))                                                \
+    X(wgmma, "products with wgmma", 1 + GCUDAI_CUDA_MM_WGMMA,                                                          \
+        gcuda_mul_mat(ctx, GCUDAI_AS(BF16, 64, 32, 1), GCUDAI_IN(64, 64, 1)))                                          \
+    X(floats, "products of floats, one column", 1 + GCUDAI_CUDA_MM_VEC,                                                \
+        gcuda_mul_mat(ctx, GCUDAI_AS(F16, 64, 20, 1), GCUDAI_IN(64, 1, 1)))                                            \
+    X(float_columns, "products of floats, few columns", 1 + GCUDAI_CUDA_MM_VEC,                                        \
+        gcuda_mul_mat(ctx, GCUDAI_AS(BF16, 64, 20, 1), GCUDAI_IN(64, 5, 1)))                                           \
+    X(experts, "experts", 0,                                                                                           \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(Q8_0, 64, 16, 4), GCUDAI_IN(64, 1, 40), GCUDAI_IDS(2, 40)))                    \
+    X(bytes, "experts by bytes", 1 + GCUDAI_CUDA_MM_INT8,                                                              \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(Q8_0, 64, 16, 4), GCUDAI_IN(64, 1, 40), GCUDAI_IDS(2, 40)))                    \
+    X(token, "experts of a token", 0,                                                                                  \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(Q8_0, 64, 16, 4), GCUDAI_IN(64, 1, 1), GCUDAI_IDS(2, 1)))                      \
+    X(float_token, "experts of floats of a token", 0,                                                                  \
+        gcuda_mul_mat_id(ctx, GCUDAI_AS(F16, 64, 16, 4), GCUDAI_IN(64, 1, 1), GCUDAI_IDS(2, 1)))                       \
+    X(attention, "attention", 0, gcuda_flash_attn_ext(ctx, GCUDAI_IN(64, 3, 2), GCUDAI_AS(F16, 64, 8, 2),              \
+        GCUDAI_AS(F16, 64, 8, 2), NULL, 0.125f, 0.0f, 0.0f))                                                           \
+    X(conv, "convolution", 0, gcuda_conv_2d(ctx, GCUDAI_KERNEL(4, 5), GCUDAI_IN(9, 8, 4), 1, 1, 1, 1, 1, 1))           \
+    X(packed_conv, "large convolution", GCUDAI_SELFTEST_PACKED, gcuda_conv_2d_direct(                                  \
+        ctx, gcuda_cast(ctx, GCUDAI_KERNEL(8, 40), GCUDA_TYPE_F16), GCUDAI_IN(9, 8, 8), 1, 1, 1, 1, 1, 1))             \
+    X(pool, "pooling", 0, gcuda_pool_2d(ctx, GCUDAI_IN(8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0))                 \
+    X(recurrence, "recurrences", 0, gcuda_gated_linear_attn(ctx, GCUDAI_IN(32, 2, 3), GCUDAI_IN(32, 2, 3),             \
+        GCUDAI_IN(32, 2, 3), GCUDAI_IN(32, 2, 3), GCUDAI_IN(32 * 32 * 2, 1, 1), 0.5f))                                 \
+    X(scan, "state spaces", 0, gcuda_ssm_scan(ctx, GCUDAI_IN(16, 8, 2), GCUDAI_IN(8, 2, 3), GCUDAI_IN(2, 3, 1),        \
+        GCUDAI_IN(1, 2, 1), GCUDAI_IN(16, 1, 3), GCUDAI_IN(16, 1, 3), GCUDAI_IDS(1, 1)))                               \
+    X(triangle, "triangular systems", 0, gcuda_solve_tri(ctx, gcuda_add(ctx,                                           \
+        gcuda_diag(ctx, gcuda_fill(ctx, GCUDAI_IN(24, 1, 1), 4.0f)), GCUDAI_IN(24, 24, 1)),                            \
+        GCUDAI_IN(10, 24, 1), true, true, false))
+// clang-format on
+
+#define X(id, name, forced, result) \
+    static struct gcuda_tensor * gcudai_selftest_##id(struct gcuda_context * ctx) { return result; }
+GCUDAI_SELFTESTS(X)
+#undef X
 static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
-    { "copies", gcudai_selftest_copy, 0 },
-    { "conversions", gcudai_selftest_convert, 0 },
-    { "rows", gcudai_selftest_rows, 0 },
-    { "joined rows", gcudai_selftest_joined, 0 },
-    { "elements", gcudai_selftest_elements, 0 },
-    { "gates", gcudai_selftest_gates, 0 },
-    { "norms", gcudai_selftest_norm, 0 },
-    { "soft_max", gcudai_selftest_soft_max, 0 },
-    { "sums", gcudai_selftest_sums, 0 },
-    { "losses", gcudai_selftest_loss, 0 },
-    { "sorting", gcudai_selftest_sort, 0 },
-    { "rope", gcudai_selftest_rope, 0 },
-    { "products", gcudai_selftest_products, 0 },
-    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PLAIN },
-    { "quantized products", gcudai_selftest_quantized, 0 },
-    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_MM_TILE },
-    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_MM_PACKED },
-    { "products with wgmma", gcudai_selftest_wgmma, 1 + GCUDAI_CUDA_MM_WGMMA },
-    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_MM_VEC },
-    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_MM_VEC },
-    { "experts", gcudai_selftest_experts, 0 },
-    { "experts by bytes", gcudai_selftest_experts, 1 + GCUDAI_CUDA_MM_INT8 },
-    { "experts of a token", gcudai_selftest_token, 0 },
-    { "experts of floats of a token", gcudai_selftest_float_token, 0 },
-    { "attention", gcudai_selftest_attention, 0 },
-    { "convolution", gcudai_selftest_conv, 0 },
-    { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
-    { "pooling", gcudai_selftest_pool, 0 },
-    { "recurrences", gcudai_selftest_recurrence, 0 },
-    { "state spaces", gcudai_selftest_scan, 0 },
-    { "triangular systems", gcudai_selftest_triangle, 0 },
+#define X(id, name, forced, result) { name, gcudai_selftest_##id, forced },
+    GCUDAI_SELFTESTS(X)
+#undef X
 };
+#undef GCUDAI_IN
+#undef GCUDAI_AS
+#undef GCUDAI_IDS
+#undef GCUDAI_KERNEL
+#undef GCUDAI_SELFTESTS
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
 struct gcudai_selftest { // the graph on one backend
@@ -36940,10 +36333,8 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     if (t->graph == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (int i = 0; i < GCUDAI_SELFTEST_CASES; ++i) {
         struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
-        if (y == NULL) {
-            return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s", gcudai_selftest_cases[i].name,
-                gcudai_message);
-        }
+        GCUDAI_FAIL_IF(y == NULL, GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
+            gcudai_selftest_cases[i].name, gcudai_message);
         const bool has_way = wants == NULL || gcudai_selftest_has_way((const struct gcudai_cuda *) backend, i);
         if (has_way && (only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
             t->y[i] = y;
@@ -37196,11 +36587,9 @@ static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
 }
 
 gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
-    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
-            GCUDA_BACKEND_API_VERSION);
-    }
+    GCUDAI_FAIL_IF(reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION, GCUDA_STATUS_INVALID_ARGUMENT,
+        "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
+        GCUDA_BACKEND_API_VERSION);
     GCUDAI_TRY(gcudai_reg_check(reg));
     const size_t n_wanted = gcuda_backend_reg_count() + 8;
     gcuda_backend_reg_t * more =
@@ -37565,26 +36954,21 @@ static gcuda_status gcudai_sched_check(const struct gcuda_backend_sched_params *
     if (p == NULL || p->backends == NULL) {
         return gcudai_null_fail("sched_new", p == NULL ? "params" : "list of backends");
     }
-    if (p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024", p->n_backends, p->n_copies, INT16_MAX);
-    }
+    GCUDAI_FAIL_IF(p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 || p->n_copies > 1024,
+        GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024", p->n_backends,
+        p->n_copies, INT16_MAX);
     for (int i = 0; i < p->n_backends; ++i) {
-        if (p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d or its buffer type is NULL", i);
-        }
+        GCUDAI_FAIL_IF(p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL),
+            GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d or its buffer type is NULL", i);
         for (int k = 0; k < i; ++k) {
-            if (p->backends[k] == p->backends[i]) {
-                return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backends %d and %d are the same", k, i);
-            }
+            GCUDAI_FAIL_IF(p->backends[k] == p->backends[i], GCUDA_STATUS_INVALID_ARGUMENT,
+                "sched_new: backends %d and %d are the same", k, i);
         }
         gcuda_backend_buffer_type_t buft =
             p->bufts ? p->bufts[i] : gcuda_backend_get_default_buffer_type(p->backends[i]);
-        if (!gcuda_backend_supports_buft(p->backends[i], buft)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched_new: backend %d (%s) cannot read buffers of type %s", i, gcuda_backend_name(p->backends[i]),
-                gcuda_backend_buft_name(buft));
-        }
+        GCUDAI_FAIL_IF(!gcuda_backend_supports_buft(p->backends[i], buft), GCUDA_STATUS_INVALID_ARGUMENT,
+            "sched_new: backend %d (%s) cannot read buffers of type %s", i, gcuda_backend_name(p->backends[i]),
+            gcuda_backend_buft_name(buft));
     }
     gcuda_backend_t last = p->backends[p->n_backends - 1];
     return gcuda_backend_dev_type(gcuda_backend_get_device(last)) == GCUDA_BACKEND_DEVICE_TYPE_CPU
@@ -37957,12 +37341,9 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
         const int32_t b = at != GCUDAI_NONE ? s->said_backends[at] : GCUDAI_SCHED_UNKNOWN;
         const int32_t rep = gcudai_sched_rep(s, i);
         if (b < 0) { continue; }
-        if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "sched: %s is to be on %s, and a tensor that shares its memory on %s",
-                gcudai_called(s->items[i].original), gcuda_backend_name(s->backends[b].backend),
-                gcuda_backend_name(s->backends[s->items[rep].backend].backend));
-        }
+        GCUDAI_FAIL_IF(s->items[rep].backend >= 0 && s->items[rep].backend != b, GCUDA_STATUS_INVALID_ARGUMENT,
+            "sched: %s is to be on %s, and a tensor that shares its memory on %s", gcudai_called(s->items[i].original),
+            gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
         if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
         gcudai_sched_set(s, i, b, GCUDAI_SCHED_CALLER);
     }
@@ -37972,6 +37353,16 @@ static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
 static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
     return root->is_placed && root->original->buffer != NULL &&
            root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+// The first backend that reads buffers of the type and can compute the group; n_backends: none.
+static int gcudai_sched_reader(gcuda_backend_sched_t s, gcuda_backend_buffer_type_t buft, int32_t rep) {
+    int b = 0;
+    while (b < s->n_backends &&
+           !(gcuda_backend_supports_buft(s->backends[b].backend, buft) && gcudai_sched_can(s, b, rep))) {
+        ++b;
+    }
+    return b;
 }
 
 // Assigns a node to the backend that reads its weight. If that is the last one,
@@ -37984,11 +37375,7 @@ static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
         const int32_t w = source >= 0 ? s->items[source].root : -1;
         if (w < 0 || !gcudai_sched_is_weight(&s->items[w])) { continue; }
         const gcuda_backend_buffer_type_t buft = gcudai_sched_placed_in(s->items[w].original);
-        int b = 0;
-        while (b < s->n_backends &&
-               !(gcuda_backend_supports_buft(s->backends[b].backend, buft) && gcudai_sched_can(s, b, rep))) {
-            ++b;
-        }
+        const int b = gcudai_sched_reader(s, buft, rep);
         if (b == s->n_backends) { return; }
         int offload = 0;
         while (offload < b &&
@@ -38009,12 +37396,7 @@ static gcuda_status gcudai_sched_fix_placed(gcuda_backend_sched_t s, int32_t i) 
     if (item->root != i || !item->is_placed || s->items[rep].backend != GCUDAI_SCHED_UNKNOWN) {
         return GCUDA_STATUS_SUCCESS;
     }
-    int b = 0;
-    while (b < s->n_backends &&
-           !(gcuda_backend_supports_buft(s->backends[b].backend, gcudai_sched_placed_in(item->original)) &&
-               gcudai_sched_can(s, b, rep))) {
-        ++b;
-    }
+    const int b = gcudai_sched_reader(s, gcudai_sched_placed_in(item->original), rep);
     if (b == s->n_backends && s->items[rep].first_member >= 0) {
         return gcudai_sched_refuse(s, i, GCUDAI_SCHED_UNKNOWN, "no backend can compute where this has its memory:");
     }
@@ -38505,11 +37887,9 @@ static gcuda_status gcudai_sched_report_growth(gcuda_backend_sched_t s) {
     for (int b = 0; b < s->n_backends; ++b) {
         const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
         const size_t size = gcuda_gallocr_get_buffer_size(s->galloc, b);
-        if (need > size && s->debug_realloc > 1) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "sched: the buffer of %s has %llu bytes and the graph wants %llu: none as large was reserved",
-                gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
-        }
+        GCUDAI_FAIL_IF(need > size && s->debug_realloc > 1, GCUDA_STATUS_ALLOC_FAILED,
+            "sched: the buffer of %s has %llu bytes and the graph wants %llu: none as large was reserved",
+            gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
         if (need > size) {
             gcudai_log(GCUDA_LOG_LEVEL_WARN, "sched: the buffer of %s grows from %llu to %llu bytes",
                 gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
@@ -38640,7 +38020,7 @@ gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_c
 gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph, size_t * sizes) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve_size"));
-    if (sizes == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL"); }
+    GCUDAI_FAIL_IF(sizes == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL");
     gcudai_sched_forget_kept(s);
     GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve_size"));
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
@@ -38900,9 +38280,8 @@ static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struc
         s->backends[split->backend].given++;
         GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
         GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
-        if (is_wanted && !s->callback(node, false, s->callback_data)) {
-            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at %s", gcudai_called(node));
-        }
+        GCUDAI_FAIL_IF(is_wanted && !s->callback(node, false, s->callback_data), GCUDA_STATUS_ABORTED,
+            "sched: ended by the callback at %s", gcudai_called(node));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -39258,11 +38637,9 @@ gcuda_status gcuda_backend_sched_set_tensor_backend(
     size_t at = 0;
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_set_tensor_backend"));
     const int b = backend ? gcudai_sched_index(s, backend) : GCUDAI_SCHED_UNKNOWN;
-    if (tensor == NULL || (backend != NULL && b < 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends",
-            gcuda_backend_name(backend));
-    }
+    GCUDAI_FAIL_IF(tensor == NULL || (backend != NULL && b < 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends",
+        gcuda_backend_name(backend));
     GCUDAI_TRY(gcudai_array_reserve(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
     GCUDAI_TRY(gcudai_map_add(&s->said, tensor, &at));
     s->said_backends[at] = b;
@@ -39338,9 +38715,8 @@ static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
 static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * t) {
     const int32_t i = (int32_t) (t - s->own);
     const int32_t * sources = &s->sources[(size_t) s->items[i].node * GCUDA_MAX_SRC];
-    gcudai_append(out, "  %s %s %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), gcudai_called(t),
-        gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
-        (long long) t->ne[3]);
+    gcudai_append(out, "  %s %s %s %s <-", gcuda_op_desc(t), gcudai_called(t), gcuda_type_name(t->type),
+        gcudai_shape_text(t->ne));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const int32_t src = sources[k];
         if (src >= 0) { gcudai_append(out, " %s (%s)", gcudai_called(&s->own[src]), gcudai_sched_name_of(s, src)); }
@@ -39582,10 +38958,8 @@ static gcuda_status gcudai_gguf_read_at(const struct gcudai_gguf_part * p, void 
         char * const to = (char *) out + done;
         const size_t got = p->file != NULL ? gcudai_gguf_read_file(p, to, offset + done, want)
                                            : p->read(p->userdata, to, offset + done, want);
-        if (got == 0 || got > want) {
-            return gcudai_fail(GCUDA_STATUS_IO, "%.400s, byte %llu: reading %llu bytes gave %llu", p->label,
-                (unsigned long long) (offset + done), (unsigned long long) want, (unsigned long long) got);
-        }
+        GCUDAI_FAIL_IF(got == 0 || got > want, GCUDA_STATUS_IO, "%.400s, byte %llu: reading %llu bytes gave %llu",
+            p->label, (unsigned long long) (offset + done), (unsigned long long) want, (unsigned long long) got);
         done += got;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -39731,10 +39105,8 @@ static gcuda_status gcudai_gguf_take_strings(struct gcudai_gguf_reader * r, stru
 static gcuda_status gcudai_gguf_check_bools(const struct gcudai_gguf_kv * kv, const char * label) {
     const uint8_t * v = (const uint8_t *) gcudai_gguf_kv_data(kv);
     for (uint64_t i = 0; kv->element == GCUDA_GGUF_TYPE_BOOL && i < kv->n; ++i) {
-        if (v[i] > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s': bool %llu is %u, want 0 or 1", label,
-                kv->key, (unsigned long long) i, v[i]);
-        }
+        GCUDAI_FAIL_IF(v[i] > 1, GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s': bool %llu is %u, want 0 or 1", label,
+            kv->key, (unsigned long long) i, v[i]);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -39880,15 +39252,13 @@ static gcuda_status gcudai_gguf_set_alignment(struct gcuda_gguf_context * g, con
     g->alignment = GCUDA_GGUF_DEFAULT_ALIGNMENT;
     if (id < 0) { return GCUDA_STATUS_SUCCESS; }
     uint32_t v = 0;
-    if (g->kv[id].type != GCUDA_GGUF_TYPE_UINT32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is of type %s, want u32", label,
-            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, gcuda_gguf_type_name(g->kv[id].type));
-    }
+    GCUDAI_FAIL_IF(g->kv[id].type != GCUDA_GGUF_TYPE_UINT32, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: %s is of type %s, want u32", label, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
+        gcuda_gguf_type_name(g->kv[id].type));
     memcpy(&v, &g->kv[id].scalar, sizeof(v));
-    if (!gcudai_gguf_is_alignment(v)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: %s is %u, want a power of two up to %d", label,
-            GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, v, GCUDA_GGUF_MAX_ALIGNMENT);
-    }
+    GCUDAI_FAIL_IF(!gcudai_gguf_is_alignment(v), GCUDA_STATUS_INVALID_DATA,
+        "%.400s: %s is %u, want a power of two up to %d", label, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT, v,
+        GCUDA_GGUF_MAX_ALIGNMENT);
     g->alignment = v;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40004,9 +39374,8 @@ static gcuda_status gcudai_gguf_file_size(struct gcudai_gguf_part * p) {
     errno = 0;
     const int64_t start = gcudai_file_tell(p->file),
                   end = start >= 0 && gcudai_file_seek_end(p->file) ? gcudai_file_tell(p->file) : -1;
-    if (end < start || end < 0 || !gcudai_file_seek(p->file, (uint64_t) start)) {
-        return gcudai_fail(GCUDA_STATUS_IO, "%.400s: the file has no positions: %s", p->label, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(end < start || end < 0 || !gcudai_file_seek(p->file, (uint64_t) start), GCUDA_STATUS_IO,
+        "%.400s: the file has no positions: %s", p->label, gcudai_file_error());
     p->file_start = (uint64_t) start;
     p->size = (uint64_t) (end - start);
     return GCUDA_STATUS_SUCCESS;
@@ -40022,16 +39391,15 @@ static gcuda_status gcudai_gguf_use_file(struct gcuda_gguf_context * g, FILE * f
 static gcuda_status gcudai_gguf_use_path(struct gcuda_gguf_context * g, const char * path, bool copy) {
     struct gcudai_gguf_part * p = &g->parts[0];
     errno = 0;
-    if (!copy && !gcudai_file_map(path, &p->map)) {
-        return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened and mapped: %s", path, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(!copy && !gcudai_file_map(path, &p->map), GCUDA_STATUS_IO, "%.600s cannot be opened and mapped: %s",
+        path, gcudai_file_error());
     if (!copy) {
         p->bytes = p->map.base;
         p->size = p->map.size;
         return GCUDA_STATUS_SUCCESS;
     }
     FILE * file = gcudai_file_open(path, "rb");
-    if (file == NULL) { return gcudai_fail(GCUDA_STATUS_IO, "%.600s cannot be opened: %s", path, gcudai_file_error()); }
+    GCUDAI_FAIL_IF(file == NULL, GCUDA_STATUS_IO, "%.600s cannot be opened: %s", path, gcudai_file_error());
     return gcudai_gguf_use_file(g, file, true);
 }
 
@@ -40042,11 +39410,9 @@ static gcuda_status gcudai_gguf_join(
     int64_t its_no = -1, its_count = -1;
     GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &its_no));
     GCUDAI_TRY(gcuda_gguf_get_int(other, GCUDA_GGUF_KEY_SPLIT_COUNT, true, 0, UINT16_MAX, &its_count));
-    if (its_no != no || its_count != count) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d", p->label,
-            (long long) its_no, (long long) its_count, no, count);
-    }
+    GCUDAI_FAIL_IF(its_no != no || its_count != count, GCUDA_STATUS_INVALID_DATA,
+        "%.400s says that it is part %lld of %lld, counted from 0; want part %d of %d", p->label, (long long) its_no,
+        (long long) its_count, no, count);
     GCUDAI_TRY(
         gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + other->n_tensors, sizeof(*g->tensors)));
     GCUDAI_TRY(gcudai_array_reserve(&g->parts, &g->cap_parts, g->n_parts + 1, sizeof(*g->parts)));
@@ -40080,10 +39446,8 @@ static gcuda_status gcudai_gguf_open_part(
 static gcuda_status gcudai_gguf_open_named_parts(
     struct gcuda_gguf_context * g, const char * path, char * name, int count, bool copy) {
     const size_t cap = strlen(path) + 1;
-    if (gcuda_gguf_split_prefix(name, cap, path, 0, count) == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.600s is the first of %d parts, whose name has to end in -00001-of-%05d.gguf", path, count, count);
-    }
+    GCUDAI_FAIL_IF(gcuda_gguf_split_prefix(name, cap, path, 0, count) == 0, GCUDA_STATUS_INVALID_DATA,
+        "%.600s is the first of %d parts, whose name has to end in -00001-of-%05d.gguf", path, count, count);
     const size_t n_prefix = strlen(name);
     for (int no = 1; no < count; ++no) {
         name[n_prefix] = '\0';
@@ -40099,10 +39463,8 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_COUNT, false, 0, UINT16_MAX, &count));
     if (count <= 1) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_NO, true, 0, UINT16_MAX, &no));
-    if (no != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s is part %lld of %lld, counted from 0: open the first one",
-            path, (long long) no, (long long) count);
-    }
+    GCUDAI_FAIL_IF(no != 0, GCUDA_STATUS_INVALID_DATA,
+        "%.600s is part %lld of %lld, counted from 0: open the first one", path, (long long) no, (long long) count);
     char * name = (char *) gcudai_alloc(strlen(path) + 1);
     if (name == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     const gcuda_status st = gcudai_gguf_open_named_parts(g, path, name, (int) count, copy);
@@ -40110,10 +39472,9 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
     GCUDAI_TRY(st);
     GCUDAI_TRY(gcudai_gguf_sort_tensors(g, path));
     GCUDAI_TRY(gcuda_gguf_get_int(g, GCUDA_GGUF_KEY_SPLIT_TENSORS, false, 0, INT32_MAX, &n_tensors));
-    if (n_tensors >= 0 && (uint64_t) n_tensors != g->n_tensors) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.600s: %s is %lld, and its %lld parts have %llu tensors", path,
-            GCUDA_GGUF_KEY_SPLIT_TENSORS, (long long) n_tensors, (long long) count, (unsigned long long) g->n_tensors);
-    }
+    GCUDAI_FAIL_IF(n_tensors >= 0 && (uint64_t) n_tensors != g->n_tensors, GCUDA_STATUS_INVALID_DATA,
+        "%.600s: %s is %lld, and its %lld parts have %llu tensors", path, GCUDA_GGUF_KEY_SPLIT_TENSORS,
+        (long long) n_tensors, (long long) count, (unsigned long long) g->n_tensors);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -40121,11 +39482,9 @@ static gcuda_status gcudai_gguf_open_parts(struct gcuda_gguf_context * g, const 
 
 static gcuda_status gcudai_gguf_read_data(struct gcudai_gguf_part * p) {
     if (p->data != NULL || p->data_size == 0) { return GCUDA_STATUS_SUCCESS; }
-    if (p->data_size > (uint64_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-            "%.400s: tensor data of %llu bytes is more than this machine can address", p->label,
-            (unsigned long long) p->data_size);
-    }
+    GCUDAI_FAIL_IF(p->data_size > (uint64_t) PTRDIFF_MAX, GCUDA_STATUS_ALLOC_FAILED,
+        "%.400s: tensor data of %llu bytes is more than this machine can address", p->label,
+        (unsigned long long) p->data_size);
     p->data = (char *) gcudai_alloc((size_t) p->data_size);
     if (p->data == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     return gcudai_gguf_read_at(p, p->data, p->data_offset, (size_t) p->data_size);
@@ -40141,12 +39500,10 @@ static gcuda_status gcudai_gguf_make_buffer(struct gcudai_gguf_part * p) {
     if (p->buffer != NULL) { return GCUDA_STATUS_SUCCESS; }
     const char * base = p->data != NULL ? p->data : p->data_size > 0 ? p->bytes : NULL;
     const size_t size = p->data != NULL || base == NULL ? (size_t) p->data_size : (size_t) p->size;
-    if ((uintptr_t) base % 32 != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "%.400s: tensors cannot point into memory at %p, which is not aligned to 32 bytes; align "
-            "it, or set copy",
-            p->label, (const void *) base);
-    }
+    GCUDAI_FAIL_IF((uintptr_t) base % 32 != 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "%.400s: tensors cannot point into memory at %p, which is not aligned to 32 bytes; align "
+        "it, or set copy",
+        p->label, (const void *) base);
     p->buffer = gcuda_backend_cpu_buffer_from_ptr((void *) (uintptr_t) base, size);
     if (p->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     gcuda_backend_buffer_set_usage(p->buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -40313,11 +39670,9 @@ uint64_t gcuda_gguf_get_arr_n(const struct gcuda_gguf_context * g, int64_t key_i
 static gcuda_status gcudai_gguf_typed(const struct gcuda_gguf_context * g, int64_t key_id, enum gcuda_gguf_type type,
     bool is_array, const void * out, const struct gcudai_gguf_kv ** found) {
     const struct gcudai_gguf_kv * kv = gcudai_gguf_kv_at(g, key_id);
-    if (g == NULL || out == NULL) { return gcudai_null_fail("gguf_get", g == NULL ? "gguf context" : "result"); }
-    if (kv == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
-            (unsigned long long) g->n_kv);
-    }
+    GCUDAI_TRY(gcudai_given("gguf_get", "gguf context", g, "result", out));
+    GCUDAI_FAIL_IF(kv == NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key %lld, there are %llu", (long long) key_id,
+        (unsigned long long) g->n_kv);
     if (kv->element != type || (kv->type == GCUDA_GGUF_TYPE_ARRAY) != is_array) {
         return gcudai_gguf_printable(
             gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_get: key '%.200s' is %s%s, asked for as %s%s", kv->key,
@@ -40396,11 +39751,9 @@ gcuda_status gcuda_gguf_get_arr_str(
     const struct gcudai_gguf_kv * kv = NULL;
     size_t n = 0;
     GCUDAI_TRY(gcudai_gguf_typed(g, key_id, GCUDA_GGUF_TYPE_STRING, true, value, &kv));
-    if (i >= kv->n) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_get_arr_str: string %llu of key '%.200s', there are %llu", (unsigned long long) i, kv->key,
-            (unsigned long long) kv->n);
-    }
+    GCUDAI_FAIL_IF(i >= kv->n, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_get_arr_str: string %llu of key '%.200s', there are %llu", (unsigned long long) i, kv->key,
+        (unsigned long long) kv->n);
     *value = gcudai_gguf_kv_string(kv, i, &n);
     if (n_bytes != NULL) { *n_bytes = n; }
     return GCUDA_STATUS_SUCCESS;
@@ -40453,11 +39806,9 @@ static gcuda_status gcudai_gguf_int_in(const struct gcuda_gguf_context * g, cons
     if (kv->element == GCUDA_GGUF_TYPE_STRING || !gcudai_gguf_int_of(kv, i, &v)) {
         return gcudai_gguf_wrong_kind(g, kv, "an integer");
     }
-    if (v < min || v > max) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s'%s is %lld, want %lld to %lld",
-            gcudai_gguf_label(g), kv->key, kv->type == GCUDA_GGUF_TYPE_ARRAY ? ", an element" : "", (long long) v,
-            (long long) min, (long long) max);
-    }
+    GCUDAI_FAIL_IF(v < min || v > max, GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s'%s is %lld, want %lld to %lld",
+        gcudai_gguf_label(g), kv->key, kv->type == GCUDA_GGUF_TYPE_ARRAY ? ", an element" : "", (long long) v,
+        (long long) min, (long long) max);
     *value = v;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40476,10 +39827,9 @@ gcuda_status gcuda_gguf_get_int_at(const struct gcuda_gguf_context * g, const ch
     const struct gcudai_gguf_kv * kv = NULL;
     GCUDAI_TRY(gcudai_gguf_lookup(g, key, is_required, value, &kv));
     if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
-    if (kv->type == GCUDA_GGUF_TYPE_ARRAY && i >= kv->n) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' has %llu elements, element %llu is wanted",
-            gcudai_gguf_label(g), key, (unsigned long long) kv->n, (unsigned long long) i);
-    }
+    GCUDAI_FAIL_IF(kv->type == GCUDA_GGUF_TYPE_ARRAY && i >= kv->n, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' has %llu elements, element %llu is wanted", gcudai_gguf_label(g), key,
+        (unsigned long long) kv->n, (unsigned long long) i);
     return gcudai_gguf_int_in(g, kv, kv->type == GCUDA_GGUF_TYPE_ARRAY ? i : 0, min, max, value);
 }
 
@@ -40498,10 +39848,8 @@ gcuda_status gcuda_gguf_get_float(
     } else {
         return gcudai_gguf_wrong_kind(g, kv, "f32 or f64");
     }
-    if (!(wide >= -(double) FLT_MAX && wide <= (double) FLT_MAX)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: key '%.200s' is %g, want a finite float",
-            gcudai_gguf_label(g), key, wide);
-    }
+    GCUDAI_FAIL_IF(!(wide >= -(double) FLT_MAX && wide <= (double) FLT_MAX), GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' is %g, want a finite float", gcudai_gguf_label(g), key, wide);
     *value = (float) wide;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40524,11 +39872,9 @@ gcuda_status gcuda_gguf_get_str(
     if (kv == NULL) { return GCUDA_STATUS_SUCCESS; }
     if (kv->type != GCUDA_GGUF_TYPE_STRING) { return gcudai_gguf_wrong_kind(g, kv, "str"); }
     const char * text = gcudai_gguf_kv_string(kv, 0, &n);
-    if (memchr(text, '\0', n) != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s: key '%.200s' has a zero byte in its string of %llu bytes", gcudai_gguf_label(g), key,
-            (unsigned long long) n);
-    }
+    GCUDAI_FAIL_IF(memchr(text, '\0', n) != NULL, GCUDA_STATUS_INVALID_DATA,
+        "%.400s: key '%.200s' has a zero byte in its string of %llu bytes", gcudai_gguf_label(g), key,
+        (unsigned long long) n);
     *value = text;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -40615,15 +39961,11 @@ static gcuda_status gcudai_gguf_read_bytes(
 gcuda_status gcuda_gguf_read_tensor(
     const struct gcuda_gguf_context * g, int64_t tensor_id, void * data, size_t offset, size_t size) {
     const struct gcudai_gguf_tensor * t = gcudai_gguf_tensor_at(g, tensor_id);
-    if (t == NULL || (data == NULL && size > 0)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_read_tensor: tensor %lld does not exist, or data is NULL", (long long) tensor_id);
-    }
-    if (offset > t->size || size > t->size - offset) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_read_tensor: bytes %llu to %llu + %llu of '%s', which has %llu", (unsigned long long) offset,
-            (unsigned long long) offset, (unsigned long long) size, t->name, (unsigned long long) t->size);
-    }
+    GCUDAI_FAIL_IF(t == NULL || (data == NULL && size > 0), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_read_tensor: tensor %lld does not exist, or data is NULL", (long long) tensor_id);
+    GCUDAI_FAIL_IF(offset > t->size || size > t->size - offset, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_read_tensor: bytes %llu to %llu + %llu of '%s', which has %llu", (unsigned long long) offset,
+        (unsigned long long) offset, (unsigned long long) size, t->name, (unsigned long long) t->size);
     return gcudai_gguf_read_bytes(g, t, data, offset, size);
 }
 
@@ -40699,18 +40041,13 @@ static gcuda_status gcudai_gguf_progress(struct gcudai_gguf_loading * l, size_t 
 static gcuda_status gcudai_gguf_find_item(struct gcudai_gguf_loading * l, struct gcuda_tensor * t) {
     const int64_t id = gcuda_gguf_find_tensor(l->g, t->name);
     const char * label = gcudai_gguf_label(l->g);
-    if (id < 0) { return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name); }
+    GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is missing", label, t->name);
     const struct gcudai_gguf_tensor * info = &l->g->tensors[id];
-    if (info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-            "%.400s: tensor '%s' is %s [%lld, %lld, %lld, %lld], want %s [%lld, %lld, %lld, %lld]", label, t->name,
-            gcuda_type_name(info->type), (long long) info->ne[0], (long long) info->ne[1], (long long) info->ne[2],
-            (long long) info->ne[3], gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1],
-            (long long) t->ne[2], (long long) t->ne[3]);
-    }
-    if (l->items[id].t != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
-    }
+    GCUDAI_FAIL_IF(info->type != t->type || memcmp(info->ne, t->ne, sizeof(t->ne)) != 0 || !gcuda_is_contiguous(t),
+        GCUDA_STATUS_INVALID_DATA, "%.400s: tensor '%s' is %s %s, want %s %s", label, t->name,
+        gcuda_type_name(info->type), gcudai_shape_text(info->ne), gcuda_type_name(t->type), gcudai_shape_text(t->ne));
+    GCUDAI_FAIL_IF(
+        l->items[id].t != NULL, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_load: the context has two tensors '%s'", t->name);
     l->items[id].t = t;
     l->total += info->size; // of different tensors of the file, whose sum was checked
     return GCUDA_STATUS_SUCCESS;
@@ -40900,11 +40237,9 @@ static gcuda_status gcudai_gguf_place_type(struct gcudai_gguf_loading * l, size_
         const struct gcudai_gguf_item * item = &l->items[i];
         if (item->t == NULL || item->is_placed || item->buft != buft) { continue; }
         const size_t need = gcuda_backend_buft_get_alloc_size(buft, item->t), size = gcudai_pad(need, align);
-        if (size < need || size > max) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", item->t->name,
-                (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
-        }
+        GCUDAI_FAIL_IF(size < need || size > max, GCUDA_STATUS_ALLOC_FAILED,
+            "gguf_load: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", item->t->name,
+            (unsigned long long) need, gcuda_backend_buft_name(buft), (unsigned long long) max);
         if (sum > max - size) {
             GCUDAI_TRY(gcudai_gguf_place_range(l, first, i, sum));
             first = i;
@@ -41098,10 +40433,8 @@ gcuda_status gcuda_gguf_load(struct gcuda_gguf_context * g, struct gcuda_context
     if (g == NULL || ctx == NULL || buffer == NULL) {
         return gcudai_null_fail("gguf_load", g == NULL ? "gguf context" : ctx == NULL ? "context" : "result");
     }
-    if (!gcuda_get_no_alloc(ctx)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_load: the context was made without no_alloc, so its tensors have memory already");
-    }
+    GCUDAI_FAIL_IF(!gcuda_get_no_alloc(ctx), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_load: the context was made without no_alloc, so its tensors have memory already");
     GCUDAI_ZERO(l);
     l.g = g;
     l.ctx = ctx;
@@ -41176,22 +40509,19 @@ static gcuda_status gcudai_gguf_check_new_alignment(const struct gcudai_gguf_kv 
     if (strcmp(kv->key, GCUDA_GGUF_KEY_GENERAL_ALIGNMENT) != 0) { return GCUDA_STATUS_SUCCESS; }
     uint32_t v = 0;
     memcpy(&v, &kv->scalar, sizeof(v));
-    if (kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_set: %s of type %s, want a u32 that is a power of two up to %d", GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
-            gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
-    }
+    GCUDAI_FAIL_IF(kv->type != GCUDA_GGUF_TYPE_UINT32 || !gcudai_gguf_is_alignment(v), GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set: %s of type %s, want a u32 that is a power of two up to %d", GCUDA_GGUF_KEY_GENERAL_ALIGNMENT,
+        gcuda_gguf_type_name(kv->type), GCUDA_GGUF_MAX_ALIGNMENT);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Values of a new pair: n elements, copied; or strings. Freed by the caller after a failure.
 static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const void * data) {
     size_t n_bytes = 0;
-    if (kv->n > GCUDAI_GGUF_MAX_ARRAY ||
-        !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu",
-            (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
-    }
+    GCUDAI_FAIL_IF(kv->n > GCUDAI_GGUF_MAX_ARRAY ||
+                       !gcudai_mul_size((size_t) kv->n, gcudai_gguf_types[kv->element].size, &n_bytes),
+        GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu elements for key '%.200s', at most %llu",
+        (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
     void * to = &kv->scalar;
     if (kv->type == GCUDA_GGUF_TYPE_ARRAY) { to = kv->data = gcudai_alloc(GCUDAI_MAX(n_bytes, (size_t) 1)); }
     if (to == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
@@ -41201,20 +40531,17 @@ static gcuda_status gcudai_gguf_copy_numbers(struct gcudai_gguf_kv * kv, const v
 
 static gcuda_status gcudai_gguf_copy_strings(struct gcudai_gguf_kv * kv, const char * const * values) {
     size_t used = 0;
-    if (kv->n > GCUDAI_GGUF_MAX_ARRAY) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: %llu strings for key '%.200s', at most %llu",
-            (unsigned long long) kv->n, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
-    }
+    GCUDAI_FAIL_IF(kv->n > GCUDAI_GGUF_MAX_ARRAY, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set: %llu strings for key '%.200s', at most %llu", (unsigned long long) kv->n, kv->key,
+        (unsigned long long) GCUDAI_GGUF_MAX_ARRAY);
     uint64_t * starts = (uint64_t *) gcudai_calloc((size_t) kv->n + 1, sizeof(*starts));
     kv->data = starts;
     if (starts == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     for (uint64_t i = 0; i < kv->n; ++i) {
         const size_t n = values[i] != NULL ? strlen(values[i]) : SIZE_MAX;
-        if (n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes", (unsigned long long) i,
-                kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
-        }
+        GCUDAI_FAIL_IF(n > GCUDAI_GGUF_MAX_STRING || !gcudai_add_size(used, n + 1, &used),
+            GCUDA_STATUS_INVALID_ARGUMENT, "gguf_set: string %llu of key '%.200s' is NULL or longer than %llu bytes",
+            (unsigned long long) i, kv->key, (unsigned long long) GCUDAI_GGUF_MAX_STRING);
         starts[i + 1] = used;
     }
     kv->text = (char *) gcudai_alloc(GCUDAI_MAX(used, (size_t) 1));
@@ -41309,7 +40636,7 @@ static gcuda_status gcudai_gguf_copy_kv(struct gcudai_gguf_kv * to, const struct
 }
 
 gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda_gguf_context * src) {
-    if (g == NULL || src == NULL) { return gcudai_null_fail("gguf_set_kv", g == NULL ? "gguf context" : "source"); }
+    GCUDAI_TRY(gcudai_given("gguf_set_kv", "gguf context", g, "source", src));
     for (size_t i = 0; i < src->n_kv && g != src; ++i) {
         struct gcudai_gguf_kv kv;
         const gcuda_status st = gcudai_gguf_copy_kv(&kv, &src->kv[i]);
@@ -41325,7 +40652,7 @@ gcuda_status gcuda_gguf_set_kv(struct gcuda_gguf_context * g, const struct gcuda
 gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * key, int64_t * key_id) {
     const int64_t id = gcuda_gguf_find_key(g, key);
     if (key_id != NULL) { *key_id = id; }
-    if (g == NULL || key == NULL) { return gcudai_null_fail("gguf_remove_key", g == NULL ? "gguf context" : "key"); }
+    GCUDAI_TRY(gcudai_given("gguf_remove_key", "gguf context", g, "key", key));
     if (id < 0) { return GCUDA_STATUS_SUCCESS; }
     gcudai_gguf_kv_free(&g->kv[id]);
     g->n_kv--;
@@ -41336,19 +40663,14 @@ gcuda_status gcuda_gguf_remove_key(struct gcuda_gguf_context * g, const char * k
 }
 
 gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct gcuda_tensor * tensor) {
-    if (g == NULL || tensor == NULL) {
-        return gcudai_null_fail("gguf_add_tensor", g == NULL ? "gguf context" : "tensor");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_add_tensor", "gguf context", g, "tensor", tensor));
     GCUDAI_TRY(gcudai_gguf_check_new_name(tensor->name, GCUDA_MAX_NAME - 1, "the name of a tensor", "gguf_add_tensor"));
-    if (gcuda_gguf_find_tensor(g, tensor->name) >= 0) {
-        return gcudai_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
-    }
+    GCUDAI_FAIL_IF(gcuda_gguf_find_tensor(g, tensor->name) >= 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_add_tensor: there is a tensor '%s' already", tensor->name);
     size_t nb[GCUDA_MAX_DIMS], size = 0;
     GCUDAI_TRY(gcudai_layout(tensor->type, tensor->ne, nb, &size));
-    if (!gcuda_is_contiguous(tensor) && size > 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_add_tensor: '%s' is not contiguous", tensor->name);
-    }
+    GCUDAI_FAIL_IF(!gcuda_is_contiguous(tensor) && size > 0, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_add_tensor: '%s' is not contiguous", tensor->name);
     GCUDAI_TRY(gcudai_gguf_check_total(g, size));
     GCUDAI_TRY(gcudai_array_reserve(&g->tensors, &g->cap_tensors, g->n_tensors + 1, sizeof(*g->tensors)));
     GCUDAI_TRY(
@@ -41372,10 +40694,8 @@ gcuda_status gcuda_gguf_add_tensor(struct gcuda_gguf_context * g, const struct g
 static gcuda_status gcudai_gguf_named_tensor(
     struct gcuda_gguf_context * g, const char * name, const char * function, struct gcudai_gguf_tensor ** t) {
     const int64_t id = gcuda_gguf_find_tensor(g, name);
-    if (g == NULL || name == NULL) { return gcudai_null_fail(function, g == NULL ? "gguf context" : "name"); }
-    if (id < 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name);
-    }
+    GCUDAI_TRY(gcudai_given(function, "gguf context", g, "name", name));
+    GCUDAI_FAIL_IF(id < 0, GCUDA_STATUS_INVALID_ARGUMENT, "%s: there is no tensor '%.200s'", function, name);
     *t = &g->tensors[id];
     return GCUDA_STATUS_SUCCESS;
 }
@@ -41399,11 +40719,9 @@ gcuda_status gcuda_gguf_set_tensor_data(
     struct gcuda_gguf_context * g, const char * name, const void * data, size_t size) {
     struct gcudai_gguf_tensor * t = NULL;
     GCUDAI_TRY(gcudai_gguf_named_tensor(g, name, "gguf_set_tensor_data", &t));
-    if (data == NULL || size != t->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL", (unsigned long long) size,
-            t->name, (unsigned long long) t->size);
-    }
+    GCUDAI_FAIL_IF(data == NULL || size != t->size, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_set_tensor_data: %llu bytes for '%s', which has %llu, or data is NULL", (unsigned long long) size,
+        t->name, (unsigned long long) t->size);
     t->part = -1;
     t->memory = data;
     return GCUDA_STATUS_SUCCESS;
@@ -41435,10 +40753,8 @@ static gcuda_status gcudai_gguf_flush(struct gcudai_gguf_output * o) {
 
 static gcuda_status gcudai_gguf_put_bytes(struct gcudai_gguf_output * o, const void * data, size_t n) {
     if (n > o->size - o->used) { GCUDAI_TRY(gcudai_gguf_flush(o)); }
-    if (n > o->size - o->used && o->write == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: the buffer of %llu bytes is too small",
-            (unsigned long long) o->size);
-    }
+    GCUDAI_FAIL_IF(n > o->size - o->used && o->write == NULL, GCUDA_STATUS_INVALID_ARGUMENT,
+        "gguf_write: the buffer of %llu bytes is too small", (unsigned long long) o->size);
     o->at += n;
     if (n > o->size - o->used) { // larger than what is collected
         errno = 0;
@@ -41537,10 +40853,8 @@ static gcuda_status gcudai_gguf_want_data(const struct gcuda_gguf_context * g) {
     for (size_t i = 0; i < g->n_tensors; ++i) {
         const struct gcudai_gguf_tensor * t = &g->tensors[i];
         const bool has_data = t->part >= 0 || t->memory != NULL || (t->source != NULL && t->source->data != NULL);
-        if (!has_data && t->size > 0) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
-        }
+        GCUDAI_FAIL_IF(!has_data && t->size > 0, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gguf_write: tensor '%s' has no data (gcuda_gguf_set_tensor_data)", t->name);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -41577,9 +40891,7 @@ uint64_t gcuda_gguf_get_write_size(const struct gcuda_gguf_context * g) {
 gcuda_status gcuda_gguf_write_to_callback(
     const struct gcuda_gguf_context * g, gcuda_gguf_writer_callback_t callback, void * userdata, bool only_meta) {
     struct gcudai_gguf_output o;
-    if (g == NULL || callback == NULL) {
-        return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "callback");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "callback", callback));
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     GCUDAI_ZERO(o);
     o.write = callback;
@@ -41595,12 +40907,10 @@ gcuda_status gcuda_gguf_write_to_callback(
 
 gcuda_status gcuda_gguf_write_to_buffer(const struct gcuda_gguf_context * g, void * data, size_t size, bool only_meta) {
     struct gcudai_gguf_output o;
-    if (g == NULL || data == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "buffer"); }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "buffer", data));
     const uint64_t need = only_meta ? gcuda_gguf_get_meta_size(g) : gcuda_gguf_get_write_size(g);
-    if (size < need) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu",
-            (unsigned long long) size, (unsigned long long) need);
-    }
+    GCUDAI_FAIL_IF(size < need, GCUDA_STATUS_INVALID_ARGUMENT, "gguf_write: a buffer of %llu bytes for %llu",
+        (unsigned long long) size, (unsigned long long) need);
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     GCUDAI_ZERO(o);
     o.memory = (char *) data;
@@ -41628,9 +40938,7 @@ static gcuda_status gcudai_gguf_write_path(
     const struct gcuda_gguf_context * g, const char * path, const char * part, bool only_meta) {
     errno = 0;
     FILE * file = gcudai_file_open(part, "wb");
-    if (file == NULL) {
-        return gcudai_fail(GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error());
-    }
+    GCUDAI_FAIL_IF(file == NULL, GCUDA_STATUS_IO, "gguf_write: %.600s cannot be made: %s", part, gcudai_file_error());
     gcuda_status st = gcuda_gguf_write_to_file_ptr(g, file, only_meta);
     errno = 0;
     if (fclose(file) != 0 && st == GCUDA_STATUS_SUCCESS) {
@@ -41645,7 +40953,7 @@ static gcuda_status gcudai_gguf_write_path(
 }
 
 gcuda_status gcuda_gguf_write_to_file(const struct gcuda_gguf_context * g, const char * path, bool only_meta) {
-    if (g == NULL || path == NULL) { return gcudai_null_fail("gguf_write", g == NULL ? "gguf context" : "path"); }
+    GCUDAI_TRY(gcudai_given("gguf_write", "gguf context", g, "path", path));
     if (!only_meta) { GCUDAI_TRY(gcudai_gguf_want_data(g)); }
     const size_t n = strlen(path);
     char * part = (char *) gcudai_alloc(n + sizeof(".part"));
@@ -41701,17 +41009,13 @@ gcuda_status gcuda_gguf_write_split(
     const struct gcuda_gguf_context * g, const char * prefix, uint64_t max_part_bytes, int * n_parts) {
     int count = 0;
     if (n_parts != NULL) { *n_parts = 0; }
-    if (g == NULL || prefix == NULL) {
-        return gcudai_null_fail("gguf_write_split", g == NULL ? "gguf context" : "prefix");
-    }
+    GCUDAI_TRY(gcudai_given("gguf_write_split", "gguf context", g, "prefix", prefix));
     GCUDAI_TRY(gcudai_gguf_want_data(g));
     for (size_t at = 0; count == 0 || at < g->n_tensors; count++) {
         at = gcudai_gguf_part_end(g, at, max_part_bytes);
-        if (count == UINT16_MAX) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "gguf_write_split: parts of %llu bytes would be more than %d", (unsigned long long) max_part_bytes,
-                UINT16_MAX);
-        }
+        GCUDAI_FAIL_IF(count == UINT16_MAX, GCUDA_STATUS_INVALID_ARGUMENT,
+            "gguf_write_split: parts of %llu bytes would be more than %d", (unsigned long long) max_part_bytes,
+            UINT16_MAX);
     }
     const size_t cap = gcuda_gguf_split_path(NULL, 0, prefix, 0, count) + 1;
     char * path = (char *) gcudai_alloc(cap);

@@ -156,10 +156,10 @@ def check_paths(text, kernels):
             (rf"^//   {path} ", table, "no row in the table above GCUDA_MUL_MAT_PATH_LIST"),
             (rf"^const mul_mat_path D_PATH\({name}\) =", kernels, f"no D_PATH({name}) in gcuda_kernels.cu"),
             (rf"GCUDAI_RULE\({host}," + ("|GCUDAI_CUDA_MM_PLAIN" if path == "PLAIN" else ""), text, "no rule of gcudai_cuda_mm_rules"),
-            (rf"^    \{{ \".*1 \+ GCUDAI_CUDA_MM_{host} \}}", text, "no case of gcudai_selftest_cases"),
+            (rf"^    X\(\w+, \".*1 \+ GCUDAI_CUDA_MM_{host},", text, "no row of GCUDAI_SELFTESTS"),
             (rf"\bGCUDA_MUL_MAT_{path}\b", hardware, "no test of tests/hw")]
         bad += [f"{path}: {what}" for pattern, where_to_look, what in places if not re.search(pattern, where_to_look, re.M)]
-    cases = re.findall(r"^    \{ \"(.*?)\", gcudai_selftest_\w+, (.*) \}", text, re.M)
+    cases = re.findall(r"^    X\(\w+, \"(.*?)\", (.*?),", text[text.find("#define GCUDAI_SELFTESTS(X)"):], re.M)
     families = read("tests/sim/test-selftest.c")
     bad += [f"case '{name}' of the self-test: not in tests/sim/test-selftest.c" for name, forced in cases
             if "WGMMA" not in forced and f'"{name}"' not in families]
