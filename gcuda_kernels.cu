@@ -621,42 +621,6 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
-// ---- scale of a norm, for >>k-norm and products of a normalized column ----
-enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
-
-template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
-    const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
-    return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
-}
-template <int KIND> static inline __device__ double d_norm_scale(double squares, int64_t n, float eps) {
-    const double length = sqrt(KIND == NORM_L2 ? squares : squares / (double) n + (double) eps);
-    return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
-}
-
-// Squares of elements above 1.8e19 overflow F32; squares of elements below 2e-19 lose digits. A sum of squares that is
-// infinite or below SQUARES_LEAST is recomputed from elements scaled by a power of two. A subnormal square is rounded
-// by at most 2^-150, which is 2^-50 of SQUARES_LEAST per element.
-#define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
-template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
-    const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
-    // also true for NaN: inf - inf in the mean of elements whose sum overflows
-    return !(m >= SQUARES_LEAST && m <= F32_MOST);
-}
-
-// Power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and infinity.
-static inline __device__ float d_unit(float largest) {
-    if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
-    const int e = ilogbf(largest);
-    return ldexpf(1.0f, e < -126 ? 126 : e > 126 ? -126 : -e);
-}
-// d_unit of the largest element of a row, or of eps if that is larger; scales eps to match the scaled row.
-template <int KIND> static inline __device__ float d_norm_unit(float largest, float * eps) {
-    const float unit = d_unit(fmaxf(largest, KIND == NORM_L2 ? *eps : sqrtf(*eps)));
-    const float scaled = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
-    *eps = *eps > 0.0f ? fmaxf(scaled, 1.175494351e-38f) : scaled; // without it a row of equal elements gives 0 / 0
-    return unit;
-}
-
 // Integer sort key of a float: negative floats are complemented, both zeros share a key. NaN is 0, below all numbers.
 static inline __device__ uint32_t d_sort_key(float x) {
     const uint32_t raw = __float_as_uint(x), bits = raw == 0x80000000u ? 0 : raw;
@@ -6236,6 +6200,41 @@ template <typename OP, typename P> static gcuda_status two_passes(const P & p, g
 
 // >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
 // The variance is that of x minus its mean, computed in a second pass over registers.
+enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
+
+template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
+    const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
+    return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
+}
+template <int KIND> static inline __device__ double d_norm_scale(double squares, int64_t n, float eps) {
+    const double length = sqrt(KIND == NORM_L2 ? squares : squares / (double) n + (double) eps);
+    return 1.0 / (KIND == NORM_L2 && length < (double) eps ? (double) eps : length);
+}
+
+// Squares of elements above 1.8e19 overflow F32; squares of elements below 2e-19 lose digits. A sum of squares that is
+// infinite or below SQUARES_LEAST is recomputed from elements scaled by a power of two. A subnormal square is rounded
+// by at most 2^-150, which is 2^-50 of SQUARES_LEAST per element.
+#define SQUARES_LEAST 7.8886090522101181e-31f // 2^-100
+template <int KIND> static inline __device__ bool d_norm_is_beyond(float squares, int64_t n, float eps) {
+    const float m = KIND == NORM_L2 ? fmaxf(squares, eps * eps) : squares / (float) n + eps;
+    // also true for NaN: inf - inf in the mean of elements whose sum overflows
+    return !(m >= SQUARES_LEAST && m <= F32_MOST);
+}
+
+// Power of two that scales a number into [1, 2), clamped to 2^-126 .. 2^126; 1 for 0 and infinity.
+static inline __device__ float d_unit(float largest) {
+    if (!(largest > 0.0f && largest <= F32_MOST)) { return 1.0f; }
+    const int e = ilogbf(largest);
+    return ldexpf(1.0f, e < -126 ? 126 : e > 126 ? -126 : -e);
+}
+// d_unit of the largest element of a row, or of eps if that is larger; scales eps to match the scaled row.
+template <int KIND> static inline __device__ float d_norm_unit(float largest, float * eps) {
+    const float unit = d_unit(fmaxf(largest, KIND == NORM_L2 ? *eps : sqrtf(*eps)));
+    const float scaled = KIND == NORM_L2 ? *eps * unit : *eps * unit * unit;
+    *eps = *eps > 0.0f ? fmaxf(scaled, 1.175494351e-38f) : scaled; // without it a row of equal elements gives 0 / 0
+    return unit;
+}
+
 template <typename ROW> static inline __device__ float d_largest(ROW & x) { // over the elements in a thread's registers
     float largest = 0.0f;
     x.all([&](float v) { largest = fmaxf(largest, fabsf(v)); });
@@ -15125,8 +15124,6 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
     const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
     if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) { return nullptr; }
-    const bool may_normalize = job.path == GCUDA_MUL_MAT_VEC && !is_of_floats;
-    if (job.args != nullptr && job.args->norm_weight != nullptr && !may_normalize) { return nullptr; }
     return is_of_floats ? &D_PATH(vec_float) : paths[job.path];
 }
 
@@ -15195,12 +15192,8 @@ struct d_vec_job {
     bool is_early;          // the first weights of a block are loaded before the PDL wait
     bool has_up;            // a second matrix
     bool has_floats;        // activations are packed F32
-    // Not NULL: the column is normalized first, b / rms(b) * norm, in the order of k_norm_mul_row with norm_threads
-    const float * norm;
-    float norm_eps;
-    int norm_threads;
-    const int4 * xq;   // prequantized activations, [column][step][4][32], and
-    const float2 * xs; // their scales {d, d * sum of 16 bytes}; NULL, one or two columns: the kernel quantizes
+    const int4 * xq;        // prequantized activations, [column][step][4][32], and
+    const float2 * xs;      // their scales {d, d * sum of 16 bytes}; NULL, one or two columns: the kernel quantizes
     d_vec_finish finish;
     gcuda_type y_type;
     int64_t y_0;      // bytes between rows of y
@@ -16358,58 +16351,11 @@ static inline __device__ void d_vec_column(
     }
 }
 
-// Scale of a column's rms_norm, with the bits of k_norm_mul_row: the first norm_threads threads add squares of four
-// quads each. x: power of two that elements are multiplied by first; y: factor. sums: 32 floats.
-static inline __device__ float2 d_vec_norm_of(const d_vec_job & p, const float * column, float * sums) {
-    const int thread = (int) (threadIdx.y * blockDim.x + threadIdx.x), lane = (int) threadIdx.x % 32,
-              warp = thread / 32;
-    const int n_warps = p.norm_threads / 32, n = (int) p.k;
-    float eps = p.norm_eps;
-    float2 found = { 1.0f, 0.0f };
-    float4 x[4];
-    UNROLL for (int k = 0; k < 4; ++k) {
-        const int at = 4 * (k * p.norm_threads + thread);
-        x[k] = warp < n_warps && at < n ? *(const float4 *) (column + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    const auto reduce = [&](float v, bool is_max) { // of all threads, for all threads
-        v = is_max ? d_warp_reduce<d_max_op>(v) : d_warp_reduce<d_sum_op>(v);
-        __syncthreads(); // sums have been read
-        if (lane == 0) { sums[warp] = v; }
-        __syncthreads();
-        v = lane < n_warps ? sums[lane] : 0.0f;
-        return is_max ? d_warp_reduce<d_max_op>(v) : d_warp_reduce<d_sum_op>(v);
-    };
-    NO_UNROLL for (int round = 0;; ++round) {
-        float sum = 0.0f, largest = 0.0f;
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const float v[4] = { x[k].x * found.x, x[k].y * found.x, x[k].z * found.x, x[k].w * found.x };
-            UNROLL for (int i = 0; i < 4; ++i) {
-                sum += v[i] * v[i];
-                largest = fmaxf(largest, fabsf(v[i]));
-            }
-        }
-        const float squares = reduce(sum, false);
-        if (round > 0 || !d_norm_is_beyond<NORM_RMS>(squares, n, eps)) {
-            found.y = d_norm_scale<NORM_RMS>(squares, n, eps);
-            return found;
-        }
-        found.x = d_norm_unit<NORM_RMS>(reduce(largest, true), &eps); // squares leave the range of F32
-    }
-}
-
-static inline __device__ void d_vec_normalize(float4 & v, const float2 & norm, const float * weights) {
-    const float4 w = *(const float4 *) weights;
-    v.x = d_mul_rn(d_mul_rn(v.x * norm.x, norm.y), w.x);
-    v.y = d_mul_rn(d_mul_rn(v.y * norm.x, norm.y), w.y);
-    v.z = d_mul_rn(d_mul_rn(v.z * norm.x, norm.y), w.z);
-    v.w = d_mul_rn(d_mul_rn(v.w * norm.x, norm.y), w.w);
-}
-
 // Quantizes one step of a column in shared memory and loads it to registers; the warps of a step share the work. The
-// callback meanwhile issues loads after those of the column, on which the block waits first. sums: d_vec_norm_of.
+// callback meanwhile issues loads after those of the column, on which the block waits first.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_column(const d_vec_job & p, const char * column, int64_t step, int sub,
-    int lane, int row_lane, char * shared, float * sums, d_vec_x & x, F meanwhile) {
+    int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
     // N: parts that a warp quantizes together; AT_ONCE: iterations in flight
     constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N;
@@ -16422,8 +16368,6 @@ static inline __device__ void d_vec_own_column(const d_vec_job & p, const char *
     const bool is_packed = p.has_floats && (uintptr_t) column % 16 == 0;
     const int64_t b_k = is_packed ? 4 : p.job.b_k;
     const char * from = column + (start + first) * b_k;
-    const bool has_norm = p.norm != nullptr;
-    const float2 norm = has_norm ? d_vec_norm_of(p, (const float *) column, sums) : make_float2(1.0f, 1.0f);
     int w = N * sub;
     do { // 16 parts of 128 elements
         float4 v[AT_ONCE][N];
@@ -16439,10 +16383,6 @@ static inline __device__ void d_vec_own_column(const d_vec_job & p, const char *
             }
         }
         if (w == N * sub) { meanwhile(); }
-        UNROLL for (int i = 0; i < AT_ONCE * N && has_norm; ++i) {
-            const int at = 128 * (w + N * (i / N) * n_sub) + second * (i % N);
-            if (at < VEC_STEP && at < n) { d_vec_normalize(v[i / N][i % N], norm, p.norm + start + first + at); }
-        }
         UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             const int part = w + N * k * n_sub;
             if (part < 16) { d_vec_quantize<N>(v[k], part, lane, FORM, xq, xs); } // uniform over the warp
@@ -16648,9 +16588,6 @@ static inline __device__ void d_vec_activations(const d_vec_job & p, const d_vec
     const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else each block quantizes
     const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
     if (is_early) { fill(); }
-    if (is_early && COLS == 1 && p.norm != nullptr && threadIdx.x + threadIdx.y == 0) {
-        d_prefetch_l2((const char *) p.norm, (int) p.k * 4);
-    }
     if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (is_early) { d_pdl_wait(); }
     if (!is_made) {
@@ -16662,8 +16599,7 @@ static inline __device__ void d_vec_activations(const d_vec_job & p, const d_vec
         };
         const int step = first + place.step;
         if constexpr (COLS == 1) {
-            float * sums = (float *) (columns + d_vec_shape<A, COLS>::column_bytes * p.at_once); // not yet partial sums
-            d_vec_own_column<A>(p, t.b, step, place.sub, place.lane, place.row_lane, own, sums, x[0], meanwhile);
+            d_vec_own_column<A>(p, t.b, step, place.sub, place.lane, place.row_lane, own, x[0], meanwhile);
         } else if constexpr (d_vec_shape<A, COLS>::is_own) {
             const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
             d_vec_own_pair<A>(p, t.b, second, step, place.sub, place.lane, own, x, meanwhile);
@@ -17594,8 +17530,6 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         const size_t n_bytes = (size_t) (d_vec_tables<A, WIDE>::n_bytes + n_warps * ring_bytes +
                                          p.at_once * d_vec_shape<A, COLS>::column_bytes + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) { continue; }
-        // the column is normalized in one pass of the block
-        if (p.norm != nullptr && (p.steps > p.at_once || n_sub < 4 || 32 * n_warps < p.norm_threads)) { return 0; }
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
         const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // maximum of rounds
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most,
@@ -17874,18 +17808,6 @@ static d_vec_job vec_job(const d_job & job) {
 }
 
 // Takes over one prequantized activation column.
-// The norm of a column that the kernel computes itself. Threads: as with_held for k_norm_mul_row.
-#define VEC_NORM_MOST 4096           // elements
-#define VEC_NORM_SHARED (128 * 1024) // bytes of shared memory that leave a block at least 256 threads
-static bool vec_take_norm(const gcuda_mul_mat_args & args, d_vec_job & p) {
-    const int64_t k = p.job.k;
-    p.norm = (const float *) args.norm_weight;
-    p.norm_eps = args.norm_eps;
-    p.norm_threads = k <= 1024 ? 64 : k <= 2048 ? 128 : 256;
-    const bool is_aligned = ((uintptr_t) p.norm | (uintptr_t) p.job.b.data) % 16 == 0;
-    return !args.is_prequantized && p.job.n == 1 && p.job.a.ne[2] * p.job.a.ne[3] == 1 && d_vec_has_floats(p.job) &&
-           is_aligned && k > 512 && k <= VEC_NORM_MOST && k % 32 == 0 && args.max_shared >= VEC_NORM_SHARED;
-}
 static bool vec_take_column(d_vec_job & p) {
     p.xq = (const int4 *) p.job.b.data;
     p.xs = (const float2 *) (p.xq + p.steps * 128);
@@ -17959,8 +17881,8 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
            (p.b.ne[1] == 1 || q.b.nb[1] == p.b.nb[1]) && n_elements(q.b) == p.a.ne[0] * p.b.ne[1] &&
-           q.is_prequantized == p.is_prequantized && q.norm_weight == p.norm_weight && q.y.type == p.y.type &&
-           q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+           q.is_prequantized == p.is_prequantized && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
+           q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 // Whether the column stride is whole elements and not too large.
@@ -17988,7 +17910,6 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capa
     }
     p.n_more = n_args - 1;
     if (args->is_prequantized) { return vec_take_column(p); }
-    if (args->norm_weight != nullptr) { return vec_take_norm(*args, p); }
     return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
 }
 
@@ -18021,7 +17942,6 @@ static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     if (!vec_takes(p.job.a, p.job.b) || (job.epilogue != nullptr && !vec_take_epilogue(p, *job.epilogue))) {
         return false;
     }
-    if (args != nullptr && args->norm_weight != nullptr) { return vec_take_norm(*args, p); }
     const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
     return is_few && (!is_prequantized || vec_take_column(p));
 }
