@@ -847,11 +847,10 @@ static gcuda_status bench_profile(struct app * a, int depth) {
     printf("a token: %.1f us, %.1f of them in calls of the host\n", all_us, host_us);
     if (gcuda_backend_is_cuda(backend)) {
         TRY(gcuda_backend_cuda_get_plan_stats(backend, &s));
-        printf("plans: %llu made, %llu reused, %llu updated, %llu patched, %llu captures, "
+        printf("plans: %llu made, %llu reused, %llu updated, %llu captures, "
                "%llu graph launches, %llu fused launches, %llu beside\n",
             (unsigned long long) s.n_made, (unsigned long long) s.n_reused, (unsigned long long) s.n_updated,
-            (unsigned long long) s.n_patched, (unsigned long long) s.n_captures,
-            (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused,
+            (unsigned long long) s.n_captures, (unsigned long long) s.n_graph_launches, (unsigned long long) s.n_fused,
             (unsigned long long) s.n_concurrent);
         TRY(profile_nodes(a, backend));
     }

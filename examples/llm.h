@@ -4007,8 +4007,8 @@ static gcuda_backend_graph_plan_t * llmi_plan_of(struct llm_session * s) {
 }
 
 // A plan looks at no node when it is computed. That of a token for each sequence comes again and again: after other
-// sizes of the cache views it is updated, and its CUDA graph with it. A prompt's comes once: a new plan is launched
-// without the cost of a CUDA graph.
+// sizes of the cache views it is updated, and the second token from there on captures it again. A prompt's comes once:
+// a new plan is launched without the cost of a CUDA graph.
 static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_plan_t * plan) {
     const bool is_other = plan == &s->plans[1];
     if (*plan != NULL && !is_other &&

@@ -381,7 +381,7 @@ def language_models(total, level):
 # Asked after something has failed, or for a text: their own failure changes nothing.
 NO_FAULT = {"cudaThreadExchangeStreamCaptureMode", # fails for no mode that exists
             "cudaGetLastError", "cudaPeekAtLastError", "cudaGetErrorString", "cudaGetErrorName",
-            "cudaGetDriverEntryPoint", "cudaStreamGetCaptureInfo_v2"} # of toolkits older than the one that is simulated
+            "cudaGetDriverEntryPoint"} # of toolkits older than the one that is simulated
 
 
 def called_functions():

@@ -114,7 +114,6 @@ struct CUgraph_st {
 };
 
 struct exec_node {
-    const CUgraphNode_st * node; // of the graph that was instantiated
     operation work;
     int device;
     std::vector<size_t> after;
@@ -261,7 +260,6 @@ struct state {
     std::set<capture *> captures;
     std::set<CUgraph_st *> graphs;
     std::set<CUgraphExec_st *> graph_execs;
-    std::map<const void *, sim_copy_arguments> kernels; // that were launched
     uint64_t n_captures;
     long n_overlapped; // launches that were allowed to start early
     uint64_t n_stores;
@@ -2711,7 +2709,6 @@ cudaError_t sim_launch(
         (cluster > 0 && (GCUDA_SIM_CC < 900 || config->gridDim.x % (unsigned) cluster != 0))) {
         return fails(cudaErrorInvalidConfiguration);
     }
-    the().kernels[kernel] = copy;
     operation o = {};
     o.type = cudaGraphNodeTypeKernel;
     o.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ kernel, config->gridDim, config->blockDim,
@@ -2770,26 +2767,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     *status = q->capturing == nullptr    ? cudaStreamCaptureStatusNone
               : q->capturing->is_invalid ? cudaStreamCaptureStatusInvalidated
                                          : cudaStreamCaptureStatusActive;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus * status,
-    unsigned long long * id, cudaGraph_t * graph, const cudaGraphNode_t ** heads, const cudaGraphEdgeData ** edges,
-    size_t * n_heads) {
-    const guard held(the().lock);
-    CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaStreamGetCaptureInfo", q ? q->device : current_device);
-    if (e != cudaSuccess) { return e; }
-    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
-    capture * c = q->capturing;
-    *status = c == nullptr    ? cudaStreamCaptureStatusNone
-              : c->is_invalid ? cudaStreamCaptureStatusInvalidated
-                              : cudaStreamCaptureStatusActive;
-    if (id != nullptr) { *id = c ? c->number : 0; }
-    if (graph != nullptr) { *graph = c ? c->graph : nullptr; }
-    if (heads != nullptr) { *heads = q->heads.data(); }
-    if (edges != nullptr) { *edges = nullptr; }
-    if (n_heads != nullptr) { *n_heads = q->heads.size(); }
     return cudaSuccess;
 }
 
@@ -2925,7 +2902,7 @@ static size_t index_of(const CUgraph_st & g, const CUgraphNode_st * node) {
 }
 
 static exec_node exec_of(const CUgraph_st & g, const CUgraphNode_st & node) {
-    exec_node x = { &node, node.work, node.device, {} };
+    exec_node x = { node.work, node.device, {} };
     for (const CUgraphNode_st * n : node.after) { x.after.push_back(index_of(g, n)); }
     std::sort(x.after.begin(), x.after.end());
     return x;
@@ -2975,43 +2952,8 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
     const bool is_same = nodes.size() == exec->nodes.size();
     info->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
     if (!is_same) { return fails(cudaErrorGraphExecUpdateFailure); }
-    for (size_t i = 0; i < nodes.size(); ++i) { exec->nodes[i].work = nodes[i].work; } // nodes are known as before
+    exec->nodes = nodes;
     return cudaSuccess;
-}
-
-cudaError_t cudaGraphKernelNodeGetAttribute(
-    cudaGraphNode_t node, cudaLaunchAttributeID id, cudaLaunchAttributeValue * value) {
-    SIM_BEGIN("cudaGraphKernelNodeGetAttribute", current_device);
-    if (node == nullptr || node->work.type != cudaGraphNodeTypeKernel || id != cudaLaunchAttributeClusterDimension) {
-        return fails(cudaErrorInvalidValue);
-    }
-    memset(value, 0, sizeof(*value));
-    value->clusterDim.x = (unsigned) node->work.launch->cluster;
-    value->clusterDim.y = value->clusterDim.z = 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecKernelNodeSetParams(
-    cudaGraphExec_t exec, cudaGraphNode_t node, const struct cudaKernelNodeParams * params) {
-    SIM_BEGIN("cudaGraphExecKernelNodeSetParams", current_device);
-    if (!is_graph_exec(exec)) { return fails(cudaErrorInvalidValue); }
-    const auto copy = the().kernels.find(params->func);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = params->gridDim;
-    config.blockDim = params->blockDim;
-    config.dynamicSmemBytes = params->sharedMemBytes;
-    for (exec_node & x : exec->nodes) {
-        if (x.node != node || x.work.type != cudaGraphNodeTypeKernel) { continue; }
-        if (copy == the().kernels.end() || params->kernelParams == nullptr ||
-            !is_launchable(&config, shared_limit_of(params->func))) {
-            return fails(cudaErrorInvalidValue);
-        }
-        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim,
-            params->blockDim, params->sharedMemBytes, copy->second(params->func, params->kernelParams),
-            node->work.launch->is_overlapped, node->work.launch->cluster });
-        return cudaSuccess;
-    }
-    return fails(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream) {

@@ -418,9 +418,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*fn)(void *), void * u
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t * graph);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus * status);
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus * status,
-    unsigned long long * id, cudaGraph_t * graph, const cudaGraphNode_t ** heads, const cudaGraphEdgeData ** edges,
-    size_t * n_heads);
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode * mode);
 cudaError_t cudaGraphCreate(cudaGraph_t * graph, unsigned flags);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
@@ -441,12 +438,8 @@ typedef union cudaLaunchAttributeValue {
     } clusterDim;
     int programmaticStreamSerializationAllowed;
 } cudaLaunchAttributeValue;
-cudaError_t cudaGraphKernelNodeGetAttribute(
-    cudaGraphNode_t node, cudaLaunchAttributeID id, cudaLaunchAttributeValue * value);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long flags);
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo * info);
-cudaError_t cudaGraphExecKernelNodeSetParams(
-    cudaGraphExec_t exec, cudaGraphNode_t node, const struct cudaKernelNodeParams * params);
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
