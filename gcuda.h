@@ -4206,6 +4206,7 @@ struct gcuda_launch_series {    // of the calling thread
     enum gcuda_overlap overlap; // of later launches; NONE unless the program sets it
     bool has_begun;             // the series has a launch; set it to false to begin a new series
     int failed_query;           // cudaError_t of a failed device query, which makes the next launch FAILED; 0: none
+    bool has_clusters;          // a launch has set the size of its clusters since the program cleared this
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether device and build support programmatic dependent launch
@@ -32735,6 +32736,7 @@ struct gcudai_cuda_plan {
     int32_t wait[GCUDAI_CUDA_STREAMS]; // for which steps the backend's stream waits at the end
     cudaGraphExec_t exec;
     bool is_exec_current; // no step has changed since exec was captured
+    bool has_clusters;    // exec has launches that set the size of their clusters
     uint64_t generation;  // of the scratch whose addresses exec remembers
     struct gcudai_cuda_mask masks[GCUDAI_CUDA_MASKS];
     int n_masks, n_taken;
@@ -33598,7 +33600,9 @@ static gcuda_status gcudai_cuda_plan_in_line(struct gcudai_cuda * cu, struct gcu
         st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_step_run(cu, s) : gcudai_cuda_fail_node(cu, st, s->node);
     }
     gcudai_cuda_masks_release(cu, plan);
+    const bool has_clusters = series->has_clusters; // for gcudai_cuda_plan_capture
     *series = callers;
+    series->has_clusters = has_clusters;
     return st;
 }
 
@@ -33653,22 +33657,27 @@ static gcuda_status gcudai_cuda_plan_record(
 }
 
 // What exec cannot take over, because it was made of other kernels, is instantiated anew.
+// cudaGraphExecUpdate leaves the size of a node's clusters as it was and reports success (CUDA 13.0).
 static gcuda_status gcudai_cuda_plan_instantiate(
-    const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
+    const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph, bool has_clusters) {
     cudaGraphExecUpdateResultInfo info;
     GCUDAI_ZERO(info);
-    if (plan->exec != NULL && gcudai_cuda_ok_or_clear(cudaGraphExecUpdate(plan->exec, graph, &info))) {
+    const bool may_update = plan->exec != NULL && !plan->has_clusters && !has_clusters;
+    if (may_update && gcudai_cuda_ok_or_clear(cudaGraphExecUpdate(plan->exec, graph, &info))) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcudai_cuda_plan_drop_exec(plan);
+    plan->has_clusters = has_clusters;
     GCUDAI_CUDA_TRY(cudaGraphInstantiate(&plan->exec, graph, 0), cu->device->index, "%d steps", plan->n_steps);
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
+    struct gcuda_launch_series * series = gcuda_thread_launches();
+    series->has_clusters = false;
     gcuda_status st = gcudai_cuda_plan_record(cu, plan, &graph);
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph, series->has_clusters) : st;
     if (graph != NULL) { (void) gcudai_cuda_ok_or_clear(cudaGraphDestroy(graph)); }
     GCUDAI_TRY(st);
     plan->is_exec_current = true;

@@ -175,6 +175,7 @@ static gcuda_status launch_with(bool is_overlapped, int cluster, void (*kernel)(
     config.stream = stream;
     config.attrs = attributes;
     series->has_begun = true;
+    series->has_clusters = series->has_clusters || cluster > 0;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
@@ -2485,7 +2486,7 @@ int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
 }
 
 struct gcuda_launch_series * gcuda_thread_launches(void) {
-    static thread_local gcuda_launch_series series = { GCUDA_OVERLAP_NONE, false, 0 };
+    static thread_local gcuda_launch_series series = { GCUDA_OVERLAP_NONE, false, 0, false };
     return &series;
 }
 

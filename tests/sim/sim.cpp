@@ -2952,6 +2952,12 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGra
     const bool is_same = nodes.size() == exec->nodes.size();
     info->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
     if (!is_same) { return fails(cudaErrorGraphExecUpdateFailure); }
+    for (size_t i = 0; i < nodes.size(); ++i) { // as CUDA 13.0: the size of clusters stays as it was
+        if (nodes[i].work.type != cudaGraphNodeTypeKernel) { continue; }
+        launch_of_kernel l = *nodes[i].work.launch;
+        l.cluster = exec->nodes[i].work.launch->cluster;
+        nodes[i].work.launch = std::make_shared<launch_of_kernel>(l);
+    }
     exec->nodes = nodes;
     return cudaSuccess;
 }

@@ -600,6 +600,51 @@ static void attention_compute(struct attention * a, gcuda_backend_t by, gcuda_ba
     CHECK_OK(gcuda_backend_tensor_get(a->y, y, 0, gcuda_nbytes(a->y)));
 }
 
+#if GCUDA_SIM_CC >= 900
+// A plan that is updated to more sequences has clusters of another size in the same node of its CUDA graph.
+TEST(plans_follow_the_size_of_clusters) {
+    enum { SIZE = 64, POSITIONS = 5, MOST = 3 };
+    static float y[SIZE * MOST], want[SIZE * MOST];
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), by = backend_with(0, GCUDA_CUDA_ON);
+    gcuda_backend_graph_plan_t plan = NULL;
+    REQUIRE(plain != NULL && by != NULL);
+    for (int i = 0; i < 4; ++i) {
+        struct place p = place_begin();
+        const int64_t n = i % 2 == 0 ? 1 : MOST; // sequences
+        struct gcuda_tensor * all[] = { gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, SIZE, 1, 1, n),
+            gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, SIZE, POSITIONS, 1, n),
+            gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, SIZE, POSITIONS, 1, n) };
+        struct gcuda_tensor * k = gcuda_cast(p.ctx, all[1], GCUDA_TYPE_F16);
+        struct gcuda_tensor * v = gcuda_cast(p.ctx, all[2], GCUDA_TYPE_F16);
+        struct gcuda_tensor * result = gcuda_flash_attn_ext(p.ctx, all[0], k, v, NULL, 0.125f, 0.0f, 0.0f);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, result));
+        REQUIRE(place_alloc(&p, by));
+        for (int j = 0; j < 3; ++j) { fill_floats(all[j], j); }
+        CHECK_OK(gcuda_backend_graph_compute(plain, graph));
+        CHECK_OK(gcuda_backend_tensor_get(result, want, 0, gcuda_nbytes(result)));
+        if (plan == NULL) { plan = gcuda_backend_graph_plan_create(by, graph); }
+        REQUIRE(plan != NULL);
+        CHECK_OK(gcuda_backend_graph_plan_update(by, plan, graph));
+        for (int run = 0; run < 3; ++run) { // kernel by kernel, then captured
+            memset(y, 0xff, sizeof y);
+            CHECK_OK(gcuda_backend_tensor_set(result, y, 0, gcuda_nbytes(result)));
+            CHECK_OK(gcuda_backend_graph_plan_compute(by, plan));
+            CHECK_OK(gcuda_backend_synchronize(by));
+            CHECK_OK(gcuda_backend_tensor_get(result, y, 0, gcuda_nbytes(result)));
+            CHECK_MSG(memcmp(y, want, gcuda_nbytes(result)) == 0, "%d sequences, run %d: other bits", (int) n, run);
+        }
+        CHECK_OK(gcuda_backend_synchronize(by));
+        place_end(&p);
+    }
+    CHECK(stats_of(by).n_captures >= 2);
+    gcuda_backend_graph_plan_free(by, plan);
+    gcuda_backend_free(by);
+    gcuda_backend_free(plain);
+    clean();
+}
+#endif
+
 static const int64_t lengths[] = { 7, 8, 9, 10, 64, 33, 34, 35, 36, 36, 1 };
 enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
 
