@@ -26063,9 +26063,12 @@ template <typename... P> static int64_t attn_resident_clusters(void (*kernel)(P.
     config.attrs = &attribute;
     config.numAttrs = 1;
     int n_clusters = 0;
+    // a smaller limit than SHARED_ALWAYS would stay, and launches that need more would fail
+    const bool needs_limit = w.n_bytes + SHARED_STATIC > SHARED_ALWAYS;
     const bool is_known =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) w.n_bytes) == cudaSuccess &&
+        (!needs_limit || cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) w.n_bytes) ==
+                             cudaSuccess) &&
         cudaOccupancyMaxActiveClusters(&n_clusters, kernel, &config) == cudaSuccess;
     if (!is_known) { (void) cudaGetLastError(); } // this device has no such clusters
     return is_known ? n_clusters : 0;
