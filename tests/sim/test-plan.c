@@ -638,6 +638,25 @@ TEST(plans_follow_the_size_of_clusters) {
         place_end(&p);
     }
     CHECK(stats_of(by).n_captures >= 2);
+    struct place p = place_begin();
+    struct gcuda_tensor * q = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, SIZE, 1, 1, 1);
+    struct gcuda_tensor * kv = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F16, SIZE, POSITIONS, 1, 1);
+    struct gcuda_tensor * result = gcuda_flash_attn_ext(p.ctx, q, kv, kv, NULL, 0.125f, 0.0f, 0.0f);
+    REQUIRE(place_alloc(&p, by));
+    for (int i = 0; i < 2; ++i) { // 16 blocks are asked for: the device has no such clusters, or does not say
+        struct gcuda_flash_attn_plan chosen;
+        union gcuda_args args;
+        gcudai_flash_attn_ext_args(result, &args);
+        args.flash_attn_ext.max_shared = 227 << 10;
+        args.flash_attn_ext.plan.path = GCUDA_FLASH_ATTN_SPLIT;
+        args.flash_attn_ext.plan.n_splits = 16;
+        if (i == 1) { sim_fail("cudaOccupancyMaxActiveClusters", 1, cudaErrorInvalidValue); }
+        CHECK_OK(gcuda_flash_attn_ext_plan(&args.flash_attn_ext, &chosen));
+        CHECK(chosen.path == GCUDA_FLASH_ATTN_SPLIT && chosen.n_splits == 1); // one tile, without clusters
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+    }
+    sim_fail("cudaOccupancyMaxActiveClusters", 0, cudaSuccess);
+    place_end(&p);
     gcuda_backend_graph_plan_free(by, plan);
     gcuda_backend_free(by);
     gcuda_backend_free(plain);
