@@ -31,7 +31,7 @@ COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
-programs: examples ## the example programs, in build/; for a GPU that is here also those that can use it, in build/cuda/
+programs: examples ## the example programs, in build/; with nvcc and a GPU also those that use it, in build/cuda/
 	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory -j$(JOBS) $(CUDA_EXAMPLES); fi
 
 all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the kernels for this GPU, or else the simulated device

@@ -25495,8 +25495,7 @@ static inline __device__ void d_attn_cluster_join(const d_attn_cluster_shared<D>
     }
 }
 
-// SPLIT, up to 8 rows: a cluster of n_splits blocks for each head of k and v and each sequence. Every fourth warp takes
-// the same 16 positions of a tile.
+// SPLIT, up to 8 rows: a cluster of n_splits blocks for each head of k and v and each sequence.
 //   floor   k and v once; q, mask and y once
 //   shared  d_attn_cluster_shared, and 16 bytes per warp, row and quad
 //   needs   k and v in F16 with rows of D elements at multiples of 16 bytes, q in F32 at multiples of 16 bytes, a mask

@@ -3119,9 +3119,9 @@ static gcuda_status llmi_read_file(struct llm_model * m, const char * path, cons
     return llmi_load_description(m);
 }
 
-// Reads a byte of each page of the mapped weights until the thread is done. Copies to a GPU then meet pages that are in
-// memory and in this process's page tables: page faults are a quarter of what copying from a mapped file costs a thread
-// (1.5 GB in the page cache: 0.05 of 0.21 s, Xeon, Linux 6.18). Before the driver has started nothing can be copied.
+// Reads a byte of each page of the mapped weights until the thread is done, so that copies to a GPU have fewer page
+// faults. These are a quarter of a thread's time for copying from a mapped file (1.5 GB in the page cache: 0.05 of
+// 0.21 s, Xeon, Linux 6.18). Before the driver has started nothing can be copied.
 static void llmi_touch_weights(const struct llm_model * m, const struct gcuda_thread * thread) {
     enum { PAGE = 4096, PAGES = 256 }; // PAGES: between two looks at the thread
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {

@@ -2,7 +2,7 @@
 // reference needs on an H200 (bench-targets.h).
 //   make bench                 or: build/cuda/bench-gpu --filter 'RMS_NORM' --json rows.json
 //
-// A row is one operation through the public interface: a graph of at least 50 such nodes, one behind the other, on a
+// A row is one operation through the public interface: a graph of at least 50 such nodes, one after the other, on a
 // CUDA backend without fusion, so that everything the operation needs (conversions, quantizing, scratch) is in it, and
 // kernels overlap as they do in a user's graph (GCUDA_CUDA_PDL=0: they do not). It is captured into a CUDA graph; the
 // time is the median of the replays divided by the number of nodes. Launches of more than 20 ms each, of which 50 would
@@ -1383,10 +1383,10 @@ static void launches(struct bench * b) {
 // >>stack   decoder blocks without their attention, each with weights of its own: what fusion and CUDA graphs are worth
 // =====================================================================================================================
 // 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128.
-// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks beside each
-// other, and chains of element-wise operations.
+// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks in
+// parallel, and chains of element-wise operations.
 enum stack_kind { BLOCKS, CACHING, TOWERS, CHAINS };
-// rows of a cache; stacks beside each other; devices that one is dealt out to
+// rows of a cache; stacks in parallel; devices that a stack is distributed over
 enum { STACK_CACHE = 512, STACK_TOWERS = 4, STACK_PARTS = 4 };
 
 struct stack {
@@ -1702,9 +1702,9 @@ static void stacks(struct bench * b) {
 // =====================================================================================================================
 // A row is the graph of one evaluation: embeddings, all layers with their attention and cache writes, last norm and
 // output matrix.
-//   read   weights that are read (of experts those that a token uses) and the visible part of the cache, in percent of
-//          the ceiling
-//   gemm   operations of all products and of attention without its masked half, in percent of cuBLAS F16, 8192^3
+//   read   weights that are read (of experts those that a token uses) and the visible part of the cache: share of the
+//          ceiling in percent
+//   gemm   operations of all products and of attention without its masked half: share of cuBLAS F16, 8192^3, in percent
 // Of each family of kernels its own time: a CUDA graph of these alone, one after another. What they need less together
 // is overlap.
 // DECODER_BEST: of the logits, as examples/llm.c asks for
@@ -2144,8 +2144,8 @@ static void decoders(struct bench * b) {
 }
 
 // =====================================================================================================================
-// >>pair   several GPUs: products with row-split weights, and the decoder blocks dealt out with several batches under
-//          way
+// >>pair   several GPUs: products with row-split weights, and the decoder blocks distributed, with several batches in
+//          flight
 // =====================================================================================================================
 enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4, PAIR_DEVICES = STACK_PARTS };
 
@@ -2338,8 +2338,8 @@ static void pair_split(struct bench * b, int64_t n, int n_devices) {
     pair_line("its result, directly", pair_copy_us(b, PAIR_M / 2 * 4, (size_t) n, PAIR_M * 4, 1), us, false);
 }
 
-// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends; the last is the
-// CPU
+// us of a batch through the scheduler, the stack's blocks distributed over the first n_devices of backends; the last is
+// the CPU
 static double pair_pipeline(const struct stack * s, const gcuda_backend_t * backends, int n_devices) {
     struct stack_graph g;
     struct gcuda_backend_sched_params params;
@@ -2411,7 +2411,7 @@ static void pairs(struct bench * b) {
             PAIR_BATCHES, one);
         for (int n = 2; n <= n_devices; n *= 2) {
             const double us = pair_pipeline(&all[i], backends, n);
-            printf(", blocks dealt out to %s %8.1f us: %.2f x", n == 2 ? "two" : "four", us, one / us);
+            printf(", blocks distributed over %s %8.1f us: %.2f x", n == 2 ? "two" : "four", us, one / us);
         }
         printf("\n");
         fflush(stdout);

@@ -1,4 +1,4 @@
-// bench-sorts.cu: argsort and top_k beside CUB's sorts of pairs on the same rows. Built with `make
+// bench-sorts.cu: argsort and top_k compared with CUB's sorts of pairs on the same rows. Built with `make
 // build/cuda/bench-sorts` where nvcc and a GPU are; `make test-gpu` puts its lines into the record.
 //
 //   bench-sorts [--want RATIO]     fails where the fastest of CUB's is not RATIO times as slow as ours, or orders
@@ -6,7 +6,7 @@
 //
 // CUB gets keys, and a list of numbers as values that is made once; it sorts a whole row for top_k too, of which it has
 // no form of its own (CUB 3.0). A time is the median of 11 replays of a CUDA graph of 20 calls on the same buffers;
-// what cannot be captured is timed call behind call. Keys are random floats, all different in a row.
+// what cannot be captured is timed as one call after the other. Keys are random floats, all different in a row.
 #include "gcuda.h"
 
 #include <cub/device/device_radix_sort.cuh>

@@ -177,7 +177,7 @@ TEST(mul_mat_cross) {
     mul_mat_cross("F32 F16,F32>F32 BF16,F32>F32", lengths[2], 3);
 }
 
-// Columns of 16 bits beside each type, by vectors and in tiles.
+// Columns of 16 bits with each type, by vectors and in tiles.
 TEST(mul_mat_halves_as_columns) {
     static const char * const shapes =
         "256,19|256,1 256,19|256,3 256,19|256,8 256,19|256,16 256,19|256,33 256,19|256,70";

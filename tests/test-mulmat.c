@@ -265,7 +265,7 @@ TEST(integer_panels) {
             float acc[4 * GCUDAI_Q_PANEL_ROWS];
             if (simd->q_panel == NULL) { continue; }
             for (int i = 0; i < 4 * GCUDAI_Q_PANEL_ROWS; ++i) { acc[i] = 2.0f; }
-            // four rows of n codes lie one behind the other in d.q; every group of four rows gets the same
+            // four rows of n codes are consecutive in d.q; every group of four rows gets the same
             for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; row += 4) {
                 simd->q_panel_rows((enum gcudai_q_kind) kind, d.q, d.sc, d.mn, DOT_CENTER, n, row, &panel);
             }

@@ -793,7 +793,7 @@ static size_t op_alloc_bytes(const struct gcuda_tensor * t) { // more than the t
     return gcuda_backend_buft_get_alloc_size(gcuda_backend_get_default_buffer_type(op_backends[0]), t);
 }
 
-// All tensors of ctx without memory go into one buffer, one behind the other and as close as alignment allows: the
+// All tensors of ctx without memory go into one buffer, consecutive and as close as alignment allows: the
 // harness depends on no allocator, and a stray write meets a guard.
 TEST_UNUSED static gcuda_backend_buffer_t op_place(struct gcuda_context * ctx) {
     const size_t align = gcuda_backend_get_alignment(op_backends[0]);

@@ -494,7 +494,7 @@ TEST(copies_between_devices) {
         info.reason);
 }
 
-// The same product from weights on one device and dealt out to two.
+// The same product from weights on one device and split over two.
 TEST(a_split_product_is_the_whole_bit_for_bit) {
     const struct gcuda_init_params params = { 0, NULL, true };
     float * got[2];

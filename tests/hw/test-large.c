@@ -480,8 +480,8 @@ static double want_rope(const struct large * l, int64_t i) {
            turned(first, first + 64, i % 128 < 64, (double) position(i / ROW) * pow(10000.0, -(double) j / 64.0));
 }
 
-// One pair a head. Of one element less than 2^31 nobody has pairs enough: two less, of three tokens; one more: of one
-// token.
+// Heads of one pair: 2^31 - 2 elements are heads of 2 and three tokens, 2^31 + 1 heads of 3 and one token. 2^31 - 1 is
+// prime.
 static int64_t few_tokens(const struct large * l) { return l->n % 3 == 0 ? 1 : 3; }
 static struct gcuda_tensor * build_rope_heads(struct large * l) {
     l->row = l->n % 3 == 0 ? 3 : 2;

@@ -62,7 +62,7 @@ static struct gcuda_context * arena_begin(struct block * a) {
 // ---- graphs ----
 
 // One product listed as often as there are nodes; likewise a product and a sum of it; products by themselves; pairs of
-// a product and a sum; a sum over all products; products, matrix products and element-wise operations in turn.
+// a product and a sum; a sum over all products; products, matrix products and element-wise operations alternately.
 enum kind { SAME, SAME_PAIR, EACH, PAIRS, SUM, MIXED, N_KINDS };
 
 struct shape {

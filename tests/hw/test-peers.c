@@ -354,7 +354,7 @@ static gcuda_backend_buffer_type_t placed(int layer, void * user) {
                : gcuda_backend_cuda_buffer_type(how == ON_ONE ? n_devices() - 1 : layer * n_devices() / N_LAYERS);
 }
 
-// Runs queued one behind the other, each with inputs of its own, in new descriptions or the same.
+// Runs queued one after the other, each with inputs of its own, in new descriptions or the same.
 static gcuda_status queue_runs(gcuda_backend_sched_t sched, struct net * net, bool is_anew, float * out) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {

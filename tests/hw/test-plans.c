@@ -55,7 +55,7 @@ static void keep(struct net * net, struct gcuda_tensor * t) {
     net->size += gcuda_nbytes(t);
 }
 
-// Queries, keys and values beside each other, then gate and up.
+// Queries, keys and values in parallel, then gate and up.
 static struct gcuda_tensor * decoder(struct net * net, struct gcuda_tensor * x) {
     struct gcuda_context * c = net->ctx;
     struct gcuda_tensor *h = normed(net, x), *q = product(net, h, x->ne[0]);

@@ -58,7 +58,7 @@ static gcuda_backend_buffer_t pinned(size_t n_floats, float ** p) {
     return buffer;
 }
 
-// Layers dealt out to the GPUs in order; `user` is their number, negative: the first layer stays on the CPU.
+// Layers distributed over the GPUs in order; `user` is their number, negative: the first layer stays on the CPU.
 static gcuda_backend_buffer_type_t on_gpus(int layer, void * user) {
     const int n = abs(*(int *) user);
     return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type()
@@ -161,7 +161,7 @@ TEST(transformer_in_blocks) { check_networks(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0
 TEST(experts) { check_networks(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, n_seeds()); } // mul_mat_id rounds to 16 bits
 TEST(experts_of_one_token) { check_networks(NET_EXPERTS, 1, GCUDA_TYPE_F32, 1e-5, n_other_seeds()); }
 
-// The first layer is on the first GPU. The weights of the others are dealt out to all GPUs, or to the first two, in
+// The first layer is on the first GPU. The weights of the others are split over all GPUs, or to the first two, in
 // even parts or not; not every matrix has rows for each of them. With is_split false they are whole on the main device,
 // which has the last rows.
 struct dealt {

@@ -1476,7 +1476,7 @@ TEST(weights_come_and_go) {
 
 // ---- several devices that are one ----
 
-// Bit for bit what one device gives, with n of them dealt out to fewer; copies between them, memory, names.
+// Bit for bit what one device gives, with n of them that share fewer; copies between them, memory, names.
 TEST(devices_that_share_one) {
     static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 } };
