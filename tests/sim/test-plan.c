@@ -646,6 +646,7 @@ TEST(plans_follow_the_size_of_clusters) {
     for (int i = 0; i < 2; ++i) { // 16 blocks are asked for: the device has no such clusters, or does not say
         struct gcuda_flash_attn_plan chosen;
         union gcuda_args args;
+        memset(&args, 0, sizeof args);
         gcudai_flash_attn_ext_args(result, &args);
         args.flash_attn_ext.max_shared = 227 << 10;
         args.flash_attn_ext.plan.path = GCUDA_FLASH_ATTN_SPLIT;
