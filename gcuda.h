@@ -194,7 +194,7 @@ ADDING AN OPERATION
       - a row of GCUDAI_SELFTESTS that forces it [lint], and its name in tests/sim/test-selftest.c [lint]
       - its letter in tests/sim/test-cuda.c [compiler], whose table says which products take it
       - a case of tests/hw that launches it [lint]; the simulated device runs these too
-    Optional abilities of a path: layouts that norms and gates write (layout); products in groups (takes,
+    Optional abilities of a path: layouts that gates write (layout); products in groups (takes,
     gcudai_cuda_is_member). Epilogues (takes, and gcudai_cuda_steps_path where they pay); prequantized activations and
     stages (mul_mat_path_of). A path without them changes none of these functions.
 
@@ -2335,7 +2335,7 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y; // launchers: y may be F16 or BF16 on PLAIN, VEC, TILE; with an epilogue: VEC of blocks
     enum gcuda_prec prec;
     size_t max_shared;    // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_prequantized; // launchers: b.data was written by gcuda_launch_norm_mul or _glu in the path's layout
+    bool is_prequantized; // launchers: b.data was written by gcuda_launch_glu in the layout of path WGMMA
     enum gcuda_hint hint; // gcuda_launch_hadamard alone asks for it
 };
 
@@ -3909,9 +3909,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // them consecutively unless a node between them prevents it.
 //
 //   pattern              nodes and conditions
-//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before. A result that
-//                        only products read, all in one layout, is written prequantized: one column, or many that go
-//                        to wgmma; not for 2 to 16 columns, larger tiles or experts
+//   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before
 //   scale + soft_max
 //   rope + set_rows      keys into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL
 //     + rope             with the same rope of up to GCUDA_ROPE_SET_QUERIES elements of queries,
@@ -4263,25 +4261,17 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is F32; otherwise a form of gcuda_mul_mat_layout: y is prequantized activations
     // Above 1: x is the sum of n_parts rows, added in order. Only for one row of 513 to 8192 elements and arrays at
     // multiples of 16 bytes.
     int n_parts;
     size_t part_nb; // bytes from one of these rows to the next
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
-// Whether gcuda_launch_norm_mul supports args->form; others are UNSUPPORTED. Products of a prequantized y have
-// is_prequantized set.
-//   0               F32: rows of at most GCUDA_NORM_MUL_MAX elements; with n_parts > 1 the limits of n_parts
-//   form of VEC     int8 values with their scales: 3072 bytes at y for each 2048 elements or part of them. One row of a
-//                   multiple of 32 elements that has this space (from 768 elements on);
-//                   all arrays at multiples of 16 bytes
-//   form of WGMMA   BF16, in the layout's bytes at y, which overlap no operand. Any number of rows; rows of x, y and
-//                   sum at multiples of 16 bytes
-GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+// Whether lengths of rows and n_parts fit. If not, the launcher returns UNSUPPORTED.
+GCUDA_KERNEL_API bool gcuda_norm_mul_takes(const struct gcuda_norm_mul_args * args);
 // The norm of one row and y = a times its result, in one launch with the bits of path VEC:
 // the router of a layer with experts.
-//   norm   one row of 513 to 4096 elements, a multiple of 4, form 0, no parts; its result is written too
+//   norm   one row of 513 to 4096 elements, a multiple of 4, no parts; its result is written too
 //   a      F32 [elements, rows], at most 512 rows at multiples of 16 bytes
 //   y      F32 [rows]. No result overlaps another or an operand
 struct gcuda_norm_product_args {
@@ -4416,10 +4406,8 @@ struct gcuda_mul_mat_job {          // zero-filled except args: path PLAIN
 };
 // Layout of the activations of a job that its path takes.
 struct gcuda_activation_layout {
-    // form that gcuda_launch_norm_mul and gcuda_launch_glu may write for jobs with is_prequantized set; 0: none
-    int form;
-    // WGMMA: size in that form, or of stage ACTIVATIONS. VEC: 0, they fit in the memory of one column of floats
-    size_t bytes;
+    int form;     // that gcuda_launch_glu may write for jobs with is_prequantized set; 0: none
+    size_t bytes; // WGMMA: in that form, or of stage ACTIVATIONS
     int n_splits; // WGMMA: split-K parts; with two or more an epilogue costs no time. 0: a group
     // VEC: maximum columns; above 8 if rows are at multiples of 4 bytes and less than 2 MiB apart, from 8.0
     int64_t max_columns;
@@ -5566,7 +5554,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_node_args GCUDAI_RENAME(GCUDA_PREFIX, gcuda_node_args)
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
-#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
+#define gcuda_norm_mul_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes)
 #define gcuda_norm_product_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_product_takes)
 #define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
 #define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
@@ -31596,7 +31584,7 @@ static int gcudai_cuda_fit_parts_norm_mul(const struct gcudai_cuda_match * m, un
     p->y = gcudai_array(y);
     p->eps = gcudai_norm_params_of(m->w->node[i + 1]).eps;
     const bool may = gcudai_cuda_may_write_sum(m, sum, y) && !gcudai_cuda_overlap(y, weights);
-    return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes_form(p), "is refused by the kernel") ? m->n : 0;
+    return may && gcudai_cuda_need(m->w, i + 1, gcuda_norm_mul_takes(p), "is refused by the kernel") ? m->n : 0;
 }
 
 // ---- scale + soft_max; Hadamard transform; ssm_conv + bias + SiLU ----
@@ -32680,15 +32668,16 @@ static void gcudai_cuda_order_of(const struct gcudai_cuda_snapshot * snapshot, b
 //   routing; sum of experts; norm + router                            0, 28, 25    their three patterns
 //   experts on WGMMA; on VEC                                          18, 45, 40   their rules
 //   classes of masks once a run            4, 1, 0                    1, 0, -3     gcudai_cuda_plan_masks
-//   norms that write columns for VEC       3, 1, 1                    1, -2, -2    gcudai_cuda_plan_columns
-//   norms that write packed B              1, 1, 0                    1, 0, 0      the same
 //   order of products                      1, 0, 0                    -5, -1, -1   gcudai_cuda_plan_may_move
 //   scratch in virtual-memory ranges       2, 1, 0                                 granularity 0 of the pool
 //   forked streams (off by default)        -2, 0, 0                   -1, -1, 0    GCUDA_CUDA_GRAPH_OPT
 //
-// The last six gain little in these models. Order: for programs that put other nodes between queries, keys and values,
+// The last four gain little in these models. Order: for programs that put other nodes between queries, keys and values,
 // whose rope and cache writes would not be one launch either. Ranges: scratch grows without a copy and without a new
 // capture. Forked streams: four towers in parallel take 49 us instead of 98 (H200, without PDL).
+//
+// Gone are three cases that gained at most 3 % with 160 to 250 lines each. Norms wrote prequantized activations, blocks
+// of a product normalized its column, and single nodes of an executable graph were changed.
 
 enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one part of a model in the cache: for runs that take turns in its memory
 
@@ -32705,7 +32694,6 @@ struct gcudai_cuda_step {
     enum gcuda_overlap overlap;          // with the previous step
     int mask;                            // of the plan's, whose classes it reads; -1: none
     bool makes_classes;                  // it is the first to read them
-    bool is_prequantized;                // its products take prequantized activations
     struct gcudai_cuda_mm_choice choice; // of a product alone; of row-split weights made when it first runs
     union gcudai_cuda_fused args;
 };
@@ -32766,13 +32754,6 @@ static int gcudai_cuda_last_of(const struct gcudai_cuda_plan * plan, const struc
     return plan->order[s->first + s->n - 1];
 }
 
-static bool gcudai_cuda_has_node(
-    const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int32_t node) {
-    bool has = false;
-    for (int i = s->first; i < s->first + s->n; ++i) { has = has || plan->order[i] == node; }
-    return has;
-}
-
 // The step that begins at a place of the order: what a pattern takes, or the node alone.
 static void gcudai_cuda_step_make(
     struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, int first, struct gcudai_cuda_step * s) {
@@ -32828,112 +32809,6 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     const gcuda_status st = gcudai_cuda_step_launch(cu, s);
     gcudai_nvtx_pop();
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
-}
-
-// ---- norms that write prequantized activations ----
-// If only products read the norm's result, and all in one activation layout, it is written in place of the result. One
-// column on VEC would be rounded by every thread block again, any number of columns on WGMMA by another launch.
-// Thread blocks of the product could normalize that column as well, without a launch of the norm. That is 160 lines and
-// gains nothing: 8B Q4_0 2,222 us a token instead of 2,238 (H100), as each block then does what the norm did.
-
-enum { GCUDAI_CUDA_READERS = 16 }; // steps after a norm that are searched for its readers
-
-// The products of a step as one job; args NULL: there are none, or not of weights in blocks.
-static struct gcuda_mul_mat_job gcudai_cuda_step_job(const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
-    struct gcuda_mul_mat_job job;
-    GCUDAI_ZERO(job);
-    if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_PRODUCTS) {
-        job = gcudai_cuda_products_job(&s->args.products);
-    } else if (s->pattern == NULL && s->node->op == GCUDA_OP_MUL_MAT && s->choice.path < GCUDAI_CUDA_MM_CUBLAS) {
-        job = gcudai_cuda_mm_job(s->choice.path, s->choice.is_made ? &s->args.op.mul_mat : NULL, NULL);
-    }
-    if (job.args != NULL && !gcuda_is_quantized(job.args->a.type)) { job.args = NULL; }
-    job.device = &cu->kernels;
-    return job;
-}
-
-// The layout in which the step's products can take activations that are rounded; form 0: they read floats.
-static struct gcuda_activation_layout gcudai_cuda_layout_of(
-    const struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
-    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
-    struct gcuda_activation_layout none;
-    GCUDAI_ZERO(none);
-    return job.args != NULL ? gcuda_mul_mat_layout(&job) : none;
-}
-
-static void gcudai_cuda_set_prequantized(
-    const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_prequantized) {
-    const struct gcuda_mul_mat_job job = gcudai_cuda_step_job(cu, s);
-    struct gcuda_mul_mat_args * p = s->pattern != NULL ? s->args.products.of.args : &s->args.op.mul_mat;
-    for (int i = 0; job.args != NULL && i < GCUDAI_MAX(job.n_args, 1); ++i) { p[i].is_prequantized = is_prequantized; }
-    s->is_prequantized = is_prequantized && job.args != NULL;
-}
-
-// How often the step's products read node `at` as activations.
-static int gcudai_cuda_column_reads(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int at) {
-    int n = 0;
-    for (int i = s->first; i < s->first + s->n; ++i) {
-        const struct gcudai_cuda_static_key * shape = &gcudai_cuda_nth(plan, i)->static_key;
-        n += shape->kind.op == GCUDA_OP_MUL_MAT && shape->src[1] == at;
-    }
-    return n;
-}
-
-// The layout that all readers of step i's result take; form 0: none. last: the last of these steps.
-static struct gcuda_activation_layout gcudai_cuda_layout_after(
-    const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
-    const int at = gcudai_cuda_last_of(plan, &plan->steps[i]), n_uses = gcudai_cuda_n_uses(&plan->snapshot, at);
-    struct gcuda_activation_layout layout, none;
-    int n_reads = 0;
-    GCUDAI_ZERO(layout);
-    GCUDAI_ZERO(none);
-    for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
-        const struct gcudai_cuda_step * s = &plan->steps[++*last];
-        const int reads = gcudai_cuda_column_reads(plan, s, at);
-        if (reads == 0) { continue; }
-        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_of(cu, s);
-        if (wanted.form == 0 || (layout.form != 0 && wanted.form != layout.form)) { return none; }
-        layout = wanted;
-        n_reads += reads;
-    }
-    return n_reads == n_uses ? layout : none;
-}
-
-// Whether the step's norm can write its result in this layout into its node's memory. Rows of many columns are
-// scattered over it, while other rows are still to be read.
-static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s,
-    const struct gcuda_activation_layout * layout) {
-    const struct gcuda_tensor * y = s->node;
-    struct gcuda_norm_mul_args p = s->args.norm_mul;
-    p.form = layout->form;
-    if (layout->form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
-    bool is_apart = layout->bytes <= gcuda_nbytes(y);
-    for (int i = s->first; i < s->first + s->n && layout->bytes > 0; ++i) {
-        const struct gcudai_cuda_seen * seen = gcudai_cuda_nth(plan, i);
-        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            const int32_t source = seen->static_key.src[k];
-            const bool is_inner = source < 0 || gcudai_cuda_has_node(plan, s, source);
-            is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
-        }
-    }
-    return is_apart;
-}
-
-static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    for (int i = 0; i < plan->n_steps; ++i) { gcudai_cuda_set_prequantized(cu, &plan->steps[i], false); }
-    for (int i = 0; i < plan->n_steps; ++i) {
-        struct gcudai_cuda_step * s = &plan->steps[i];
-        int last = i;
-        if (s->pattern == NULL || s->pattern->kind != GCUDAI_CUDA_FUSED_NORM) { continue; }
-        const struct gcuda_activation_layout wanted = gcudai_cuda_layout_after(cu, plan, i, &last);
-        s->args.norm_mul.form = gcudai_cuda_has_room_for(plan, s, &wanted) ? wanted.form : 0;
-        for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
-            const int at = gcudai_cuda_last_of(plan, s);
-            if (gcudai_cuda_column_reads(plan, &plan->steps[j], at) > 0) {
-                gcudai_cuda_set_prequantized(cu, &plan->steps[j], true);
-            }
-        }
-    }
 }
 
 // ---- forked streams: independent branches run concurrently ----
@@ -33445,7 +33320,6 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
 
 // Everything that depends on all steps. The plan runs kernel by kernel once before it is captured.
 static void gcudai_cuda_plan_link(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    gcudai_cuda_plan_columns(cu, plan);
     gcudai_cuda_plan_fork(cu, plan);
     gcudai_cuda_plan_masks(plan);
     gcudai_cuda_plan_overlap(cu, plan);

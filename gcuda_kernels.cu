@@ -5,7 +5,7 @@
 //
 // CONTENTS
 //   >>k-base            element access, indices, warp and block reductions, launch(): the only launch in the file
-//   >>k-quants          decoders of the block formats, quantizers, prequantized activations
+//   >>k-quants          decoders of the block formats, quantizers, activations packed for wgmma
 //   >>k-copy            copies and conversions between all types, get_rows, set_rows
 //   >>k-elements        unary and binary operations, scale, optimizer steps
 //   >>k-reduce          sums, argmax, cross entropy
@@ -1182,7 +1182,7 @@ static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a
 }
 
 // =====================================================================================================
-// >>k-quants   decoders of the block formats, quantizers, prequantized activations
+// >>k-quants   decoders of the block formats, quantizers, activations packed for wgmma
 // =====================================================================================================
 // A group is 32 consecutive elements; a block of n elements has n / 32 groups. Every format decodes a group to
 //
@@ -1634,158 +1634,10 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
 // Four elements moved in one access.
 template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four { T v[4]; };
 
-// ---- prequantized activations for matrix-vector products (>>k-mul-mat-vec) ----
-// int8 values, walked in steps of VEC_STEP elements.
-#define VEC_STEP 2048
-
-// Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
-enum d_vec_order {
-    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes in element order
-    D_INTERLEAVED,  // the same groups; each eight bytes alternate between the first and the second half of the group
-    D_TWO_APART     // groups g and g + 2 of each four
-};
-
-// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i is multiplied with weight codes
-// 2^k times too large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
-struct d_vec_form {
-    d_vec_order order;
-    int zero;
-    bool has_min;
-    int of_odd, of_second, of_odd_lane;
-};
-
-// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_layout).
-static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
-    return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 |
-           f.zero << 13;
-}
-static inline __host__ __device__ constexpr d_vec_form d_vec_form_of_number(int n) {
-    return { (d_vec_order) (n >> 1 & 3), n >> 13, (n >> 3 & 1) != 0, n >> 4 & 7, n >> 7 & 7, n >> 10 & 7 };
-}
-
-// An activation column is int8 pieces of 16 elements in the order [step][4][32], then the pieces' scales in that order.
-#define VEC_STEP_BYTES (VEC_STEP + VEC_STEP / 16 * 8)
-static inline __host__ __device__ int64_t vec_steps(int64_t k) { return (k + VEC_STEP - 1) / VEC_STEP; }
-
-// Maximum of two magnitudes as bits: they order like floats, and NaN comes last, which fmaxf would drop.
-static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
-
-// Quantizes 4 N elements v per lane to int8. n_lanes adjacent lanes form a piece with one scale *d and, where wanted,
-// the sum of its bytes. All lanes of the warp take part.
-template <int N>
-static inline __device__ void d_vec_bytes(
-    float4 (&v)[N], int n_lanes, bool wants_sum, float * d, int * sum, uint32_t (&bytes)[N]) {
-    const int low = 0x7fffffff;
-    int bits = 0, all = 0;
-    UNROLL for (int k = 0; k < N; ++k) {
-        bits = d_largest(bits, d_largest(d_largest(__float_as_int(v[k].x) & low, __float_as_int(v[k].y) & low),
-                                   d_largest(__float_as_int(v[k].z) & low, __float_as_int(v[k].w) & low)));
-    }
-    for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
-    const float max = __int_as_float(bits);
-    float inverse;
-    if (max >= 1e-30f && max <= 1e30f) {
-        inverse = 127.0f * d_reciprocal(max);
-    } else { // zero, or an inverse that overflows or rounds to 0: lift the values first
-        const bool is_finite = max <= 3.4028235e38f; // otherwise bytes are 0 and the scale makes them NaN
-        const float lift = !is_finite     ? 0.0f
-                           : max < 1e-30f ? 1208925819614629174706176.0f
-                                          : 1.0f / 1208925819614629174706176.0f;
-        UNROLL for (int k = 0; k < N; ++k) {
-            v[k] = is_finite ? make_float4(v[k].x * lift, v[k].y * lift, v[k].z * lift, v[k].w * lift)
-                             : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
-    }
-    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is the last byte of n
-        const int a = __float_as_int(v[k].x * inverse + 12582912.0f),
-                  b = __float_as_int(v[k].y * inverse + 12582912.0f);
-        const int c = __float_as_int(v[k].z * inverse + 12582912.0f),
-                  e = __float_as_int(v[k].w * inverse + 12582912.0f);
-        bytes[k] = __byte_perm(
-            __byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
-        all = wants_sum ? __dp4a((int) bytes[k], 0x01010101, all) : 0;
-    }
-    for (int i = 1; i < n_lanes && wants_sum; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
-    *d = max * (1.0f / 127.0f);
-    *sum = all;
-}
-static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_sum, float * d, int * sum) {
-    float4 one[1] = { v };
-    uint32_t bytes[1];
-    d_vec_bytes<1>(one, n_lanes, wants_sum, d, sum, bytes);
-    return bytes[0];
-}
-
-static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
-
-// Index, in quads of 4, of the elements that lane i takes from 128.
-static inline __device__ int d_vec_quad(int i, d_vec_order order) {
-    return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i;
-}
-
-#define D_BIAS 12582912 // 1.5 * 2^23: adding an integer below 2^22 to the bits adds it to the float
-static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
-
-// Position of piece i (16 elements) of part w, and its scale with a companion value. The companion is the scaled byte
-// sum for formats with mins, otherwise the bits of the start value of the dot product.
-static inline __device__ int d_vec_piece_at(int piece, int w) { return piece % 4 * 32 + piece / 4 + 2 * w; }
-static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, float d, int sum) {
-    const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
-    const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
-    return make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
-}
-
-// First of the two quads that a lane quantizes (half a piece) among 256 elements, and the distance to the second. In
-// interleaved layouts the quads are 16 elements apart and odd lanes swap them: one load of a warp then covers whole
-// cache lines, which all blocks request.
-static inline __device__ int d_vec_eight(int lane, d_vec_order order) {
-    return order == D_INTERLEAVED ? lane / 4 * 32 + lane % 4 * 4 + lane % 2 * 16 : 8 * lane;
-}
-static inline __device__ int d_vec_second_quad(int lane, d_vec_order order) {
-    return order != D_INTERLEAVED ? 4 : lane % 2 == 0 ? 16 : -16;
-}
-
-// Quantizes parts w .. w + N - 1 of a step, 128 elements each. The quads are those of d_vec_quad(lane) for N = 1 and of
-// d_vec_eight for N = 2. Piece i of 16 elements goes to lane i / 4, position i % 4.
-template <int N>
-static inline __device__ void d_vec_quantize(
-    float4 (&v)[N], int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
-    constexpr int LANES = 4 / N; // lanes per piece
-    float d;
-    int sum;
-    uint32_t bytes[N];
-    d_vec_bytes<N>(v, LANES, f.zero != 0 || f.has_min, &d, &sum, bytes);
-    const int i = lane / LANES % 8, piece = f.order == D_TWO_APART ? d_swap_bits_1_2(i) : i;
-    const int at = d_vec_piece_at(piece, w + lane / (8 * LANES));
-    if constexpr (N == 2) {
-        uint2 words = make_uint2(bytes[0], bytes[1]);
-        if (f.order == D_INTERLEAVED) { // odd lanes have their two quads swapped
-            words = make_uint2(__byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x5140 : 0x1504),
-                __byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x7362 : 0x3726));
-        }
-        ((uint2 *) xq)[2 * at + lane % 2] = words;
-    } else {
-        int word = lane % 4;
-        if (f.order == D_INTERLEAVED) {
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // the quad 16 elements away
-            bytes[0] = word < 2 ? __byte_perm(bytes[0], other, 0x5140) : __byte_perm(other, bytes[0], 0x7362);
-            word = 2 * (word % 2) + word / 2;
-        }
-        ((uint32_t *) xq)[4 * at + word] = bytes[0];
-    }
-    if (lane % LANES == 0) { xs[at] = d_vec_scale(piece, f, d, sum); }
-}
-static inline __device__ void d_vec_quantize4(
-    const float4 & v, int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
-    float4 one[1] = { v };
-    d_vec_quantize<1>(one, w, lane, f, xq, xs);
-}
-
 // ---- activations packed for wgmma (packed B) ----
 // Written by k_wg_columns for quantized weights: BF16 as [tile][step of 64 elements of k][column][128 bytes],
-// zero-padded to whole tiles. A step is a copy of the shared-memory layout of B, with its swizzle. The layout number is
-// the columns per tile: even, unlike every int8 layout. k is a multiple of 256.
+// zero-padded to whole tiles. A step is a copy of the shared-memory layout of B, with its swizzle. The form is the
+// columns per tile. k is a multiple of 256.
 #define WG_K 64 // elements of k per step: 128 bytes of a column, the width of the swizzle
 // Columns and their pieces of 2048 elements are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
@@ -6435,77 +6287,29 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
-// Stores a row as a column of packed B for wgmma. Rows past the last have no elements and store zeros.
-template <typename ROW>
-static inline __device__ void d_norm_wg_column(const ROW & x, const gcuda_norm_mul_args & p, int64_t c) {
-    char * column = d_wg_column((char *) p.y.data, p.x.ne[0], p.form, (uint32_t) c);
-    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
-        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // first element of the warp
-        if (first < (int) p.x.ne[0]) {
-            d_wg_put_four(column, p.form, (uint32_t) c, first, make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3]));
-        }
-    }
-}
-
-// y = rms_norm(x + add) * w + b; add, sum (= x + add) and b are optional. H::THREADS threads own a row. With p.form, y
-// is packed B for wgmma, zero-padded to whole tiles.
+// y = rms_norm(x + add) * w + b; add, sum (= x + add) and b are optional. H::THREADS threads own a row.
 //   shared  that of d_block_reduce, for rows wider than a warp
 //   floor   x, add read; y, sum written once; w and b from L2
 //   needs   F32, packed rows; H::WIDE: x, y and sum aligned to 16 bytes. y and sum may be x
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
-    constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
-    const int64_t n_all = d_rows(p.y);
-    d_rows_in_regs<H::THREADS>(
-        MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
-            const int n = MAY_ROUND && r >= n_all ? 0 : n_held;
-            typename H::template row<float> x;
-            x.load(d_row(p.x, r), n);
-            if (p.add.data != nullptr) {
-                const float * add = (const float *) d_repeated_row(p.add, p.x, r);
-                x.each(n, [&](float & v, int i) { v = d_add_rn(v, add[i]); });
-                if (p.sum.data != nullptr) { x.store(d_row(p.sum, r), n); }
-            }
-            float mean;
-            const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
-            const float * w = (const float *) d_repeated_row(p.w, p.x, r);
-            x.each(n, [&](float & v, int i) { v = d_mul_rn(d_mul_rn(v, scale), w[i]); });
-            if (p.b.data != nullptr) {
-                const float * b = (const float *) d_repeated_row(p.b, p.x, r);
-                x.each(n, [&](float & v, int i) { v = d_add_rn(v, b[i]); });
-            }
-            if constexpr (MAY_ROUND) {
-                if (p.form != 0) {
-                    d_norm_wg_column(x, p, r);
-                    return;
-                }
-            }
-            x.store(d_row(p.y, r), n);
-        });
-}
-
-// Stores a row of n elements as one prequantized activation column.
-// Whole warps take part: steps are multiples of a warp's share.
-template <typename ROW, int THREADS>
-static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
-    const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
-    int4 * xq = (int4 *) y;
-    float2 * xs = (float2 *) (xq + steps * 128);
-    const auto put = [&](int quad, float4 v) {
-        const int at = quad / (VEC_STEP / 4) * 128;
-        d_vec_quantize4(v, quad / 32 % 16, lane, f, xq + at, xs + at);
-    };
-    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
-        float4 v = make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3]);
-        if (f.order == D_INTERLEAVED) { // lanes exchange their quads
-            const int from = d_swap_bits_1_2(lane);
-            v.x = __shfl_sync(0xffffffffu, v.x, from), v.y = __shfl_sync(0xffffffffu, v.y, from);
-            v.z = __shfl_sync(0xffffffffu, v.z, from), v.w = __shfl_sync(0xffffffffu, v.w, from);
+    d_rows_in_regs<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+        typename H::template row<float> x;
+        x.load(d_row(p.x, r), n);
+        if (p.add.data != nullptr) {
+            const float * add = (const float *) d_repeated_row(p.add, p.x, r);
+            x.each(n, [&](float & v, int i) { v = d_add_rn(v, add[i]); });
+            if (p.sum.data != nullptr) { x.store(d_row(p.sum, r), n); }
         }
-        if (ROW::place(k) / 4 < n_quads) { put(ROW::place(k) / 4, v); }
-    }
-    for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) {
-        put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-    }
+        float mean;
+        const float scale = d_norm_find<NORM_RMS, H::THREADS>(x, n, p.x.ne[0], p.eps, &mean);
+        const float * w = (const float *) d_repeated_row(p.w, p.x, r);
+        x.each(n, [&](float & v, int i) { v = d_mul_rn(d_mul_rn(v, scale), w[i]); });
+        if (p.b.data != nullptr) {
+            const float * b = (const float *) d_repeated_row(p.b, p.x, r);
+            x.each(n, [&](float & v, int i) { v = d_add_rn(v, b[i]); });
+        }
+        x.store(d_row(p.y, r), n);
+    });
 }
 
 // parts of a sum that are read at once: each is 16 registers of a thread
@@ -6555,7 +6359,7 @@ static inline __device__ void d_norm_mul_row(
     }
 }
 
-// k_norm_mul for a single row. With p.form, y is a prequantized activation column.
+// k_norm_mul for a single row.
 //   shared  that of d_block_reduce
 //   floor   latency: one pass over x, w, add and b
 //   needs   F32, one row, all operands aligned to 16 bytes (is_norm_mul_row). y may be x: the block reduction orders it
@@ -6566,11 +6370,7 @@ static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_no
     row x;
     d_pdl_trigger();
     d_norm_mul_row<H>(p, is_early, true, x, [] {});
-    if (p.form != 0) {
-        d_norm_column<row, H::THREADS>(x, n, d_vec_form_of_number(p.form), (char *) p.y.data);
-    } else {
-        x.store((char *) p.y.data, n);
-    }
+    x.store((char *) p.y.data, n);
 }
 
 // Whether k_norm_mul_row applies: all operands vectorized; shorter rows use lanes of a warp. If sum aliases w or b, it
@@ -6587,22 +6387,17 @@ static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
     return is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
 }
 
-bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
+bool gcuda_norm_mul_takes(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
-    const bool is_row = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
-    if (args->n_parts > 1 && (!is_row || (args->form != 0 && args->form % 2 == 0))) { return false; }
-    if (args->form % 2 == 0) {
-        return can_hold(n) &&
-               (args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && is_norm_mul_wide(*args)));
-    }
-    return is_norm_mul_row(*args) && can_hold(n) && n % 32 == 0 && vec_steps(n) * VEC_STEP_BYTES <= 4 * n;
+    const bool may_have_parts = is_norm_mul_row(*args) && n <= NORM_PARTS_MOST && n % 4 == 0 && args->part_nb % 16 == 0;
+    return can_hold(n) && (args->n_parts <= 1 || may_have_parts);
 }
 
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
-    const bool is_wg = p.form != 0 && p.form % 2 == 0, is_row = is_norm_mul_row(p) && !is_wg;
-    if (!gcuda_norm_mul_takes_form(args)) { return GCUDA_STATUS_UNSUPPORTED; }
-    const int64_t n = is_wg ? d_wg_padded(n_rows(p.y), p.form) : n_rows(p.y);
+    const bool is_row = is_norm_mul_row(p);
+    const int64_t n = n_rows(p.y);
+    if (!gcuda_norm_mul_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
     return with_held<float>(p.x.ne[0], is_norm_mul_wide(p), [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::WIDE && H::THREADS > 32) {
@@ -6679,9 +6474,9 @@ bool gcuda_norm_product_takes(const gcuda_norm_product_args * args) {
     const gcuda_array &a = args->a, &y = args->y;
     const bool is_matrix = a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[2] * a.ne[3] == 1 && a.ne[1] >= 1 &&
                            a.ne[1] <= NORM_PRODUCT_MOST;
-    return is_matrix && norm.form == 0 && norm.n_parts <= 1 && is_norm_mul_row(norm) && a.ne[0] == norm.x.ne[0] &&
-           a.ne[0] % 4 == 0 && a.ne[0] <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP && y.type == GCUDA_TYPE_F32 &&
-           n_elements(y) == a.ne[1] && y.ne[0] == a.ne[1];
+    return is_matrix && norm.n_parts <= 1 && is_norm_mul_row(norm) && a.ne[0] == norm.x.ne[0] && a.ne[0] % 4 == 0 &&
+           a.ne[0] <= NORM_PRODUCT_STEPS * NORM_PRODUCT_STEP && y.type == GCUDA_TYPE_F32 && n_elements(y) == a.ne[1] &&
+           y.ne[0] == a.ne[1];
 }
 
 gcuda_status gcuda_launch_norm_product(const gcuda_norm_product_args * args, gcuda_stream stream) {
@@ -15123,8 +14918,7 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     }
     const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
-    const bool reads_prequantized = (job.path == GCUDA_MUL_MAT_VEC && !is_of_floats) || job.path == GCUDA_MUL_MAT_WGMMA;
-    if (job.args != nullptr && job.args->is_prequantized && !reads_prequantized) { return nullptr; }
+    if (job.args != nullptr && job.args->is_prequantized && job.path != GCUDA_MUL_MAT_WGMMA) { return nullptr; }
     return is_of_floats ? &D_PATH(vec_float) : paths[job.path];
 }
 
@@ -15194,7 +14988,7 @@ struct d_vec_job {
     bool has_up;            // a second matrix
     bool has_floats;        // activations are packed F32
     const int4 * xq;        // prequantized activations, [column][step][4][32], and
-    const float2 * xs;      // their scales {d, d * sum of 16 bytes}; NULL, one or two columns: the kernel quantizes
+    const float2 * xs;      // their scales {d, d * sum of 16 bytes}; NULL: the kernel quantizes
     d_vec_finish finish;
     gcuda_type y_type;
     int64_t y_0;      // bytes between rows of y
@@ -15647,6 +15441,145 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         }
     }
 };
+
+// ---- prequantized activations ----
+// int8 values, walked in steps of VEC_STEP elements.
+#define VEC_STEP 2048
+
+// Which 64 elements of a step belong to a lane, and the order of a group's bytes in the dot product.
+enum d_vec_order {
+    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes in element order
+    D_INTERLEAVED,  // the same groups; each eight bytes alternate between the first and the second half of the group
+    D_TWO_APART     // groups g and g + 2 of each four
+};
+
+// Activation layout for a weight format. A lane has four pieces of 16 elements. Piece i is multiplied with weight codes
+// 2^k times too large, where k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+struct d_vec_form {
+    d_vec_order order;
+    int zero;
+    bool has_min;
+    int of_odd, of_second, of_odd_lane;
+};
+
+// An activation column is int8 pieces of 16 elements in the order [step][4][32], then the pieces' scales in that order.
+#define VEC_STEP_BYTES (VEC_STEP + VEC_STEP / 16 * 8)
+static inline __host__ __device__ int64_t vec_steps(int64_t k) { return (k + VEC_STEP - 1) / VEC_STEP; }
+
+// Maximum of two magnitudes as bits: they order like floats, and NaN comes last, which fmaxf would drop.
+static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
+
+// Quantizes 4 N elements v per lane to int8. n_lanes adjacent lanes form a piece with one scale *d and, where wanted,
+// the sum of its bytes. All lanes of the warp take part.
+template <int N>
+static inline __device__ void d_vec_bytes(
+    float4 (&v)[N], int n_lanes, bool wants_sum, float * d, int * sum, uint32_t (&bytes)[N]) {
+    const int low = 0x7fffffff;
+    int bits = 0, all = 0;
+    UNROLL for (int k = 0; k < N; ++k) {
+        bits = d_largest(bits, d_largest(d_largest(__float_as_int(v[k].x) & low, __float_as_int(v[k].y) & low),
+                                   d_largest(__float_as_int(v[k].z) & low, __float_as_int(v[k].w) & low)));
+    }
+    for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
+    const float max = __int_as_float(bits);
+    float inverse;
+    if (max >= 1e-30f && max <= 1e30f) {
+        inverse = 127.0f * d_reciprocal(max);
+    } else { // zero, or an inverse that overflows or rounds to 0: lift the values first
+        const bool is_finite = max <= 3.4028235e38f; // otherwise bytes are 0 and the scale makes them NaN
+        const float lift = !is_finite     ? 0.0f
+                           : max < 1e-30f ? 1208925819614629174706176.0f
+                                          : 1.0f / 1208925819614629174706176.0f;
+        UNROLL for (int k = 0; k < N; ++k) {
+            v[k] = is_finite ? make_float4(v[k].x * lift, v[k].y * lift, v[k].z * lift, v[k].w * lift)
+                             : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
+    }
+    UNROLL for (int k = 0; k < N; ++k) { // the last byte of 1.5 * 2^23 + n is the last byte of n
+        const int a = __float_as_int(v[k].x * inverse + 12582912.0f),
+                  b = __float_as_int(v[k].y * inverse + 12582912.0f);
+        const int c = __float_as_int(v[k].z * inverse + 12582912.0f),
+                  e = __float_as_int(v[k].w * inverse + 12582912.0f);
+        bytes[k] = __byte_perm(
+            __byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
+        all = wants_sum ? __dp4a((int) bytes[k], 0x01010101, all) : 0;
+    }
+    for (int i = 1; i < n_lanes && wants_sum; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
+    *d = max * (1.0f / 127.0f);
+    *sum = all;
+}
+static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_sum, float * d, int * sum) {
+    float4 one[1] = { v };
+    uint32_t bytes[1];
+    d_vec_bytes<1>(one, n_lanes, wants_sum, d, sum, bytes);
+    return bytes[0];
+}
+
+static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
+
+// Index, in quads of 4, of the elements that lane i takes from 128.
+static inline __device__ int d_vec_quad(int i, d_vec_order order) {
+    return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i;
+}
+
+#define D_BIAS 12582912 // 1.5 * 2^23: adding an integer below 2^22 to the bits adds it to the float
+static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
+
+// Position of piece i (16 elements) of part w, and its scale with a companion value. The companion is the scaled byte
+// sum for formats with mins, otherwise the bits of the start value of the dot product.
+static inline __device__ int d_vec_piece_at(int piece, int w) { return piece % 4 * 32 + piece / 4 + 2 * w; }
+static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, float d, int sum) {
+    const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
+    const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
+    return make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
+}
+
+// First of the two quads that a lane quantizes (half a piece) among 256 elements, and the distance to the second. In
+// interleaved layouts the quads are 16 elements apart and odd lanes swap them: one load of a warp then covers whole
+// cache lines, which all blocks request.
+static inline __device__ int d_vec_eight(int lane, d_vec_order order) {
+    return order == D_INTERLEAVED ? lane / 4 * 32 + lane % 4 * 4 + lane % 2 * 16 : 8 * lane;
+}
+static inline __device__ int d_vec_second_quad(int lane, d_vec_order order) {
+    return order != D_INTERLEAVED ? 4 : lane % 2 == 0 ? 16 : -16;
+}
+
+// Quantizes parts w .. w + N - 1 of a step, 128 elements each. The quads are those of d_vec_quad(lane) for N = 1 and of
+// d_vec_eight for N = 2. Piece i of 16 elements goes to lane i / 4, position i % 4.
+template <int N>
+static inline __device__ void d_vec_quantize(
+    float4 (&v)[N], int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
+    constexpr int LANES = 4 / N; // lanes per piece
+    float d;
+    int sum;
+    uint32_t bytes[N];
+    d_vec_bytes<N>(v, LANES, f.zero != 0 || f.has_min, &d, &sum, bytes);
+    const int i = lane / LANES % 8, piece = f.order == D_TWO_APART ? d_swap_bits_1_2(i) : i;
+    const int at = d_vec_piece_at(piece, w + lane / (8 * LANES));
+    if constexpr (N == 2) {
+        uint2 words = make_uint2(bytes[0], bytes[1]);
+        if (f.order == D_INTERLEAVED) { // odd lanes have their two quads swapped
+            words = make_uint2(__byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x5140 : 0x1504),
+                __byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x7362 : 0x3726));
+        }
+        ((uint2 *) xq)[2 * at + lane % 2] = words;
+    } else {
+        int word = lane % 4;
+        if (f.order == D_INTERLEAVED) {
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes[0], 2); // the quad 16 elements away
+            bytes[0] = word < 2 ? __byte_perm(bytes[0], other, 0x5140) : __byte_perm(other, bytes[0], 0x7362);
+            word = 2 * (word % 2) + word / 2;
+        }
+        ((uint32_t *) xq)[4 * at + word] = bytes[0];
+    }
+    if (lane % LANES == 0) { xs[at] = d_vec_scale(piece, f, d, sum); }
+}
+static inline __device__ void d_vec_quantize4(
+    const float4 & v, int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
+    float4 one[1] = { v };
+    d_vec_quantize<1>(one, w, lane, f, xq, xs);
+}
 
 // ---- up to 8 columns without tensor cores: a lane's 64 elements of a step ----
 // Codes stay at their bit positions, so some are 2^k too large, and codes in two parts stay two words: another dot
@@ -16340,11 +16273,9 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     }
 };
 
-template <int COLS>
 static inline __device__ void d_vec_column(
     const d_vec_job & p, int64_t matrix, int c, int step, int row_lane, d_vec_x & x) {
-    const int64_t column =
-        COLS == 1 ? matrix : matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
+    const int64_t column = matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
     UNROLL for (int j = 0; j < 4; ++j) {
         const int64_t at = (column * p.steps + step) * 128 + 32 * j + row_lane;
         x.q[j] = p.xq[at];
@@ -16580,18 +16511,17 @@ struct d_vec_place {
 };
 
 // Activations x of step first + place.step: the prequantized ones, or else the block quantizes them. On the way, `fill`
-// starts the weight pipeline, before the PDL wait where weights may be read early, and a block's first call fills the
-// tables.
+// starts the weight pipeline, before the PDL wait where weights may be read early, and a block that quantizes fills
+// the tables in its first call.
 template <typename A, int COLS, bool WIDE, typename F>
 static inline __device__ void d_vec_activations(const d_vec_job & p, const d_vec_task & t, const d_vec_place & place,
     char * shared, char * columns, int first, bool has_step, bool is_first, d_vec_x (&x)[COLS], F fill) {
     const bool is_early = p.is_early && is_first && first == 0;
-    const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else each block quantizes
-    const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
-    if (is_early) { fill(); }
-    if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-    if (is_early) { d_pdl_wait(); }
-    if (!is_made) {
+    if (is_early) {
+        fill();
+        d_pdl_wait();
+    }
+    if constexpr (d_vec_shape<A, COLS>::is_own) {
         if (first > 0) { __syncthreads(); } // the previous step of the column has been read
         char * own = columns + d_vec_shape<A, COLS>::column_bytes * place.step;
         const auto meanwhile = [&]() {
@@ -16601,16 +16531,15 @@ static inline __device__ void d_vec_activations(const d_vec_job & p, const d_vec
         const int step = first + place.step;
         if constexpr (COLS == 1) {
             d_vec_own_column<A>(p, t.b, step, place.sub, place.lane, place.row_lane, own, x[0], meanwhile);
-        } else if constexpr (d_vec_shape<A, COLS>::is_own) {
+        } else {
             const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
             d_vec_own_pair<A>(p, t.b, second, step, place.sub, place.lane, own, x, meanwhile);
         }
     } else {
         UNROLL for (int c = 0; c < COLS; ++c) {
-            d_vec_column<COLS>(p, t.matrix, c, has_step ? first + place.step : 0, place.row_lane, x[c]);
+            d_vec_column(p, t.matrix, c, has_step ? first + place.step : 0, place.row_lane, x[c]);
         }
         if (!is_early) { fill(); }
-        if (needs_tables) { __syncthreads(); }
     }
 }
 
@@ -17808,13 +17737,6 @@ static d_vec_job vec_job(const d_job & job) {
     return p;
 }
 
-// Takes over one prequantized activation column.
-static bool vec_take_column(d_vec_job & p) {
-    p.xq = (const int4 *) p.job.b.data;
-    p.xs = (const float2 *) (p.xq + p.steps * 128);
-    return p.job.n == 1 && p.job.a.ne[2] * p.job.a.ne[3] == 1 && (uintptr_t) p.xq % 16 == 0;
-}
-
 static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epilogue) {
     p.job.has_epilogue = true;
     p.job.epilogue = epilogue;
@@ -17831,15 +17753,6 @@ static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
-static int vec_form_of(gcuda_type type) {
-    int form = 0;
-    (void) with_weight_format(type, [&](auto a) {
-        form = d_vec_form_number(d_vec_form_of<decltype(a)>());
-        return GCUDA_STATUS_SUCCESS;
-    });
-    return form;
-}
-
 // Products of one matrix, of several or of a group; several columns are prequantized first.
 static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     const gcuda_type type = p.job.a.type;
@@ -17882,8 +17795,7 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
            (p.b.ne[1] == 1 || q.b.nb[1] == p.b.nb[1]) && n_elements(q.b) == p.a.ne[0] * p.b.ne[1] &&
-           q.is_prequantized == p.is_prequantized && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
-           q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+           q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 // Whether the column stride is whole elements and not too large.
@@ -17910,7 +17822,6 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capa
         }
     }
     p.n_more = n_args - 1;
-    if (args->is_prequantized) { return vec_take_column(p); }
     return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared, capability);
 }
 
@@ -17936,15 +17847,13 @@ static d_vec_job vec_id_job(const gcuda_mul_mat_id_args & args) {
 // More than eight columns need tensor cores.
 static bool vec_take(const gcuda_mul_mat_job & job, d_vec_job & p) {
     const gcuda_mul_mat_args * args = job.args;
-    const bool is_prequantized = args != nullptr && args->is_prequantized;
     if ((args != nullptr ? args->prec : job.experts->prec) == GCUDA_PREC_F32) { return false; }
     if (job.n_args > 0) { return vec_take_group(args, job.n_args, job_capability(job), p); }
     p = args != nullptr ? vec_job(job_of(*args)) : vec_id_job(*job.experts);
     if (!vec_takes(p.job.a, p.job.b) || (job.epilogue != nullptr && !vec_take_epilogue(p, *job.epilogue))) {
         return false;
     }
-    const bool is_few = p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
-    return is_few && (!is_prequantized || vec_take_column(p));
+    return p.job.n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared, job_capability(job));
 }
 
 static bool vec_takes_job(const gcuda_mul_mat_job & job) {
@@ -17977,7 +17886,6 @@ static gcuda_status launch_vec_job(const gcuda_mul_mat_job & job, gcuda_stream s
 static gcuda_activation_layout vec_layout(const gcuda_mul_mat_job & job) {
     const gcuda_type type = job.args != nullptr ? job.args->a.type : job.experts->as.type;
     gcuda_activation_layout l = {};
-    l.form = vec_form_of(type);
     l.max_columns = vec_most_of(type);
     return l;
 }

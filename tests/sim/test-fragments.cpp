@@ -356,34 +356,9 @@ static void round_gate(int64_t k, int64_t n, int form, int op) {
     check_rounded(o, "glu", op);
 }
 
-enum { HAS_ADD = 1, HAS_SUM = 2, HAS_BIAS = 4 };
-static void round_norm(int64_t k, int64_t n, int form, int flags) {
-    rounding o = rounding_of(k, n, form);
-    float * sum[2] = { on_device<float>((size_t) (o.ld * n)), on_device<float>((size_t) (o.ld * n)) };
-    gcuda_norm_mul_args p = {};
-    p.x = rows_of(o.x, k, n, o.ld), p.y = rows_of(o.y, k, n, o.ld), p.w = rows_of(o.g, k, 1, o.ld);
-    if (flags & HAS_ADD) { p.add = rows_of(o.g, k, n, o.ld); }
-    if (flags & HAS_BIAS) { p.b = rows_of(o.x, k, 1, o.ld); }
-    p.eps = 1e-5f;
-    for (int i = 0; i < 2; ++i) {
-        CHECK(cudaMemsetAsync(sum[i], 0, (size_t) (o.ld * n) * 4, nullptr) == cudaSuccess);
-        if (flags & HAS_SUM) { p.sum = rows_of(sum[i], k, n, o.ld); }
-        if (i == 1) { p.form = form, p.y.data = o.packed_b; }
-        CHECK(gcuda_norm_mul_takes_form(&p));
-        CHECK_OK(gcuda_launch_norm_mul(&p, nullptr));
-    }
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK(fetched(sum[0], (size_t) (o.ld * n)) == fetched(sum[1], (size_t) (o.ld * n)));
-    CHECK(cudaFree(sum[0]) == cudaSuccess && cudaFree(sum[1]) == cudaSuccess);
-    check_rounded(o, "norm", flags);
-}
-
-TEST(norms_and_gates_round_as_columns_are) {
+TEST(gates_round_as_columns_are) {
     static const int64_t ks[] = { 256, 512, 768, 2304, 4352, 16384 }; // a row of a warp, of two, ... of 512 threads
     for (int i = 0; i < 6; ++i) {
-        round_norm(ks[i], i < 4 ? 129 : 3, i % 2 ? 256 : 128, 0);
-        round_norm(ks[i], 1, i % 2 ? 64 : 128, HAS_ADD | HAS_BIAS);
-        round_norm(ks[i], 9, i % 2 ? 128 : 256, HAS_ADD | HAS_SUM | HAS_BIAS);
         round_gate(ks[i], i < 4 ? 130 : 5, i % 2 ? 128 : 256, i);
         round_gate(ks[i], 3, i % 2 ? 128 : 64, GCUDA_GLU_OP_SWIGLU);
     }
@@ -414,24 +389,6 @@ TEST(forms_that_do_not_fit_are_refused) {
             default: g.form = -128; break;
         }
         CHECK_MSG(!gcuda_glu_takes_form(&g) && gcuda_launch_glu(&g, nullptr) == GCUDA_STATUS_UNSUPPORTED, "gate %d", i);
-    }
-    gcuda_norm_mul_args m = {};
-    m.x = m.y = rows_of(data, 512, 64, 512), m.w = rows_of(data, 512, 1, 512), m.form = 256;
-    const gcuda_norm_mul_args fine = m;
-    CHECK(gcuda_norm_mul_takes_form(&m));
-    for (int i = 0; i < 7; ++i) {
-        m = fine;
-        switch (i) {
-            case 0: m.form = 192; break;
-            case 1: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 384; break;
-            case 2: m.x.data = data + 1; break;
-            case 3: m.y.data = data + 2; break;
-            case 4: m.sum = m.y, m.sum.nb[1] += 4; break;
-            case 5: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 32768; break; // not held
-            default: m.form = 1; break;                               // bytes: of one row
-        }
-        CHECK_MSG(!gcuda_norm_mul_takes_form(&m) && gcuda_launch_norm_mul(&m, nullptr) == GCUDA_STATUS_UNSUPPORTED,
-            "norm %d", i);
     }
     CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(32, 512, 1) == 0 &&
           own_form_bytes(128, 500, 1) == 0 && own_form_bytes(256, 512, 0) == 0);

@@ -87,17 +87,6 @@ static void names_of(const struct gcudai_cuda_plan * plan, char * text, size_t s
     }
 }
 
-// Norms of a plan that leave their result as a column of bytes.
-static int columns_of(const struct gcudai_cuda_plan * plan) {
-    int n = 0;
-    for (int i = 0; i < plan->n_steps; ++i) {
-        const struct gcudai_cuda_step * s = &plan->steps[i];
-        n += s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_NORM && s->args.norm_mul.form != 0;
-    }
-    return n;
-}
-static int n_columns; // of the last case
-
 struct options {
     bool is_strict, is_off, by_allocator, is_near;
     int n_launches; // steps in all; 0: any
@@ -202,7 +191,6 @@ static void run_case(builder make, int variant, const char * wanted, struct opti
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
     REQUIRE(plan != NULL);
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-    n_columns = columns_of((const struct gcudai_cuda_plan *) plan);
     CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
     if (o.n_launches > 0) { CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, o.n_launches); }
     gcuda_backend_graph_plan_free(fused, plan);
@@ -1597,7 +1585,6 @@ TEST(products_of_split_weights_stay_apart) {
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
         CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + steps" : "rms_norm + mul") == 0,
             "turn %d: \"%s\"", turn, names);
-        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), 0); // no room for the bytes
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
         place_end(&weight);
@@ -2571,8 +2558,8 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
     CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     args[1][0].y.nb[0] = args[1][1].y.nb[0] = step;
-    args[1][0].is_prequantized = args[1][1].is_prequantized = true;
-    CHECK(takes_group(GCUDA_MUL_MAT_VEC, args[1], 2) == (n == 1));
+    args[1][0].is_prequantized = args[1][1].is_prequantized = true; // of path WGMMA
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     CHECK(cudaFree(scratch) == cudaSuccess);
     place_end(&p);
     gcuda_backend_free(backend);
@@ -3062,30 +3049,28 @@ TEST(groups_of_floats_have_the_bits_of_each) {
     clean();
 }
 
-// Rows whose squares leave F32: with eps 0 a power of two on the source changes no bit of the result, alone and in
-// front of a product that has it rounded. Nodes one by one are held to float64 in test-ops (norm_ends).
+// Rows whose squares leave F32: with eps 0 a power of two on the source changes no bit of the result. Nodes one by one
+// are held to float64 in test-ops (norm_ends).
 static void scale_leaf(struct gcuda_tensor * t, float factor) {
     float * v = floats_of(t);
     for (int64_t i = 0; i < gcuda_nelements(t); ++i) { v[i] *= factor; }
     CHECK_OK(gcuda_backend_tensor_set(t, v, 0, gcuda_nbytes(t)));
     free(v);
 }
-static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add, bool has_product) {
+static void norm_mul_of_scaled(int64_t n, int64_t rows, bool has_add) {
     static const float factors[4] = { 1.0f, 18446744073709551616.0f, 1.0f / 1208925819614629174706176.0f,
         1.329227995784916e36f };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, n, rows), *a = gcuda_dup_tensor(p.ctx, x);
-    struct gcuda_tensor *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n),
-                        *q = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, n % 32 == 0 ? n : 32, 24);
+    struct gcuda_tensor * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, n);
     struct gcuda_tensor * y = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, has_add ? gcuda_add(p.ctx, x, a) : x, 0.0f), w);
-    if (has_product) { y = gcuda_mul_mat(p.ctx, q, y); }
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     char * want = NULL;
     for (int i = 0; i < 4; ++i) {
-        fill(x, 1), fill(a, 2), fill(w, 3), fill(q, 4);
+        fill(x, 1), fill(a, 2), fill(w, 3);
         scale_leaf(x, factors[i]);
         scale_leaf(a, factors[i]);
         CHECK_OK(gcuda_backend_graph_compute(backend, graph));
@@ -3107,71 +3092,14 @@ TEST(rms_norm_and_mul_near_the_ends_of_f32) {
     static const int64_t shapes[][2] = { { 4, 1 }, { 64, 40 }, { 67, 3 }, { 300, 5 }, { 1024, 1 }, { 1024, 3 },
         { 4096, 1 }, { 16384, 1 }, { 5001, 2 } };
     for (int i = 0; i < 9; ++i) {
-        for (int k = 0; k < 4; ++k) {
-            const bool has_product = k > 1 && shapes[i][0] % 32 == 0;
-            norm_mul_of_scaled(shapes[i][0], shapes[i][1], k % 2 == 1, has_product);
-        }
+        norm_mul_of_scaled(shapes[i][0], shapes[i][1], false);
+        norm_mul_of_scaled(shapes[i][0], shapes[i][1], true);
     }
-    norm_mul_of_scaled(1024, 128, false, true); // columns for large products
     clean();
 }
 
-// One column that norms leave as bytes, in the form that a type's products take, gives them the bits of the same column
-// in floats. Types of one form share a column.
-static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_shared) {
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), *scale = gcuda_dup_tensor(p.ctx, x),
-                        *column[2], *y[2][2];
-    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, k, 21), *up = gcuda_dup_tensor(p.ctx, a);
-    for (int i = 0; i < 2; ++i) {
-        column[i] = gcuda_dup_tensor(p.ctx, x);
-        for (int j = 0; j < 2; ++j) { y[i][j] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 21); }
-    }
-    REQUIRE(backend != NULL && place_alloc(&p, backend));
-    fill(x, 1);
-    fill(scale, 2);
-    fill_weights(a, 3);
-    fill_weights(up, 4);
-    struct gcuda_mul_mat_epilogue e;
-    memset(&e, 0, sizeof e);
-    e.up = up->data, e.glu = GCUDA_GLU_OP_SWIGLU;
-    for (int i = 0; i < 2; ++i) {
-        struct gcuda_norm_mul_args norm;
-        memset(&norm, 0, sizeof norm);
-        norm.x = gcudai_array(x), norm.w = gcudai_array(scale), norm.y = gcudai_array(column[i]);
-        norm.eps = 1e-5f;
-        norm.form = i == 1 ? vec_layout_of(type).form : 0;
-        CHECK(gcuda_norm_mul_takes_form(&norm));
-        CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
-        struct gcuda_mul_mat_args args;
-        memset(&args, 0, sizeof args);
-        args.a = gcudai_array(a), args.b = gcudai_array(column[i]), args.is_prequantized = i == 1;
-        args.max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
-        for (int j = 0; j < 2; ++j) {
-            args.y = gcudai_array(y[i][j]);
-            CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args, j == 1 ? &e : NULL, NULL, NULL));
-        }
-    }
-    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
-    for (int j = 0; j < 2; ++j) {
-        float *want = floats_of(y[0][j]), *got = floats_of(y[1][j]), size = 0.0f;
-        for (int i = 0; i < 21; ++i) { size += want[i] * want[i]; }
-        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][j])) == 0 && size > 0.0f, "%s, %d elements, way %d",
-            gcuda_type_name(type), (int) k, j);
-        free(got);
-        free(want);
-    }
-    float *floats = floats_of(column[0]), *bytes = floats_of(column[1]);
-    CHECK(memcmp(floats, bytes, gcuda_nbytes(x)) != 0);
-    free(bytes);
-    free(floats);
-    place_end(&p);
-    gcuda_backend_free(backend);
-}
-
 // Rows of 1024 elements are taken in pairs where they are even in number: against parts of odd numbers of rows, with
-// every kind of end, a matrix of one round of rows and of several, columns as floats and as bytes.
+// every kind of end, a matrix of one round of rows and of several.
 enum pair_end { PAIR_ALONE, PAIR_ROW, PAIR_GLU, PAIR_STEPS, N_PAIR_ENDS };
 static struct gcuda_mul_mat_epilogue pair_epilogue(
     enum pair_end end, const struct gcuda_tensor * up, const struct gcuda_tensor * row, int64_t first) {
@@ -3187,25 +3115,18 @@ static struct gcuda_mul_mat_epilogue pair_epilogue(
     return e;
 }
 
-static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared, bool is_prequantized) {
+static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024), *one = gcuda_dup_tensor(p.ctx, x),
-                        *column = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024);
     struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, type, 1024, m), *up = gcuda_dup_tensor(p.ctx, a);
     struct gcuda_tensor *row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m),
                         *y[2] = { gcuda_dup_tensor(p.ctx, row), gcuda_dup_tensor(p.ctx, row) };
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     fill(x, 1);
-    fill(one, 2);
     fill(row, 3);
     fill_weights(a, 4);
     fill_weights(up, 5);
-    struct gcuda_norm_mul_args norm;
-    memset(&norm, 0, sizeof norm);
-    norm.x = gcudai_array(x), norm.w = gcudai_array(one), norm.y = gcudai_array(column), norm.eps = 1e-5f;
-    norm.form = is_prequantized ? vec_layout_of(type).form : 0;
-    CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
     const int64_t first[] = { 0, 1, m / 4 * 2, m }; // one row, an odd number of them, an even one
     for (int end = 0; end < N_PAIR_ENDS; ++end) {
         for (int whole = 0; whole < 2; ++whole) {
@@ -3213,8 +3134,7 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
                 const int64_t from = whole ? 0 : first[i], to = whole ? m : first[i + 1];
                 struct gcuda_mul_mat_args args;
                 memset(&args, 0, sizeof args);
-                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]),
-                args.is_prequantized = is_prequantized;
+                args.a = gcudai_array(a), args.b = gcudai_array(x), args.y = gcudai_array(y[whole]);
                 args.a.ne[1] = args.y.ne[0] = to - from;
                 args.a.data = (char *) args.a.data + from * (int64_t) args.a.nb[1];
                 args.y.data = (char *) args.y.data + from * 4;
@@ -3239,27 +3159,11 @@ static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared
 
 TEST(rows_in_pairs_have_the_bits_of_each) {
     for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
-        launch_in_pairs(block_weights[i], 38, i % 2 == 0, false);
-        launch_in_pairs(block_weights[i], 4, i % 2 != 0, true);
+        launch_in_pairs(block_weights[i], 38, i % 2 == 0);
+        launch_in_pairs(block_weights[i], 4, i % 2 != 0);
     }
-    launch_in_pairs(GCUDA_TYPE_Q4_0, 550, true, false); // several rounds
-    launch_in_pairs(GCUDA_TYPE_IQ3_S, 550, true, true);
-    clean();
-}
-
-TEST(columns_in_the_form_of_a_type_give_the_bits_of_floats) {
-    for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
-        CHECK(vec_layout_of(block_weights[i]).form % 2 == 1); // odd: those of warp groups are even
-        launch_with_form(block_weights[i], 1024, i % 2 == 0);
-        launch_with_form(block_weights[i], 2048 + 1024, i % 2 != 0);
-    }
-    for (int type = -1; type <= GCUDA_TYPE_COUNT; ++type) {
-        bool is_block = false;
-        for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) { is_block = is_block || (int) block_weights[i] == type; }
-        CHECK_MSG((vec_layout_of((enum gcuda_type) type).form != 0) == is_block, "type %d", type);
-    }
-    // whose blocks have a least value
-    CHECK(vec_layout_of(GCUDA_TYPE_Q4_0).form != vec_layout_of(GCUDA_TYPE_Q4_1).form);
+    launch_in_pairs(GCUDA_TYPE_Q4_0, 550, true); // several rounds
+    launch_in_pairs(GCUDA_TYPE_IQ3_S, 550, true);
     clean();
 }
 
@@ -3680,171 +3584,20 @@ TEST(ssm_conv_launcher_with_bias_and_silu) {
 }
 
 // =====================================================================================================================
-// >>columns   norms that leave their result in the activation layout of the products after them
+// >>columns   gates whose result is written prequantized, for a product on warp groups: plans are made and not run
 // =====================================================================================================================
-// clang-format off
-enum column_readers {
-    C_ONE, C_GROUP, C_GATE, C_RESIDUAL, C_SUM, C_TWO_STEPS, // they do
-    C_SCALE, C_OUTPUT, C_COLUMNS, C_FORMS, C_FLOATS, C_IDS, C_VIEW, C_OPERAND, C_INPLACE // somebody wants floats
-};
-// clang-format on
-struct column_case {
-    enum gcuda_type type;
-    int64_t k;
-    enum column_readers readers;
-    int n; // norms that do
-    const char * names;
-};
-#define C_NORM "rms_norm + mul"
-static const struct column_case column_cases[] = {
-    { GCUDA_TYPE_Q4_0, 768, C_ONE, 1, C_NORM }, { GCUDA_TYPE_Q4_0, 4096, C_ONE, 1, C_NORM },
-    { GCUDA_TYPE_Q4_0, 5024, C_ONE, 1, C_NORM }, // the last step has 928
-    { GCUDA_TYPE_Q4_0, 736, C_ONE, 0, C_NORM },  // no room
-    { GCUDA_TYPE_IQ4_NL, 1024, C_ONE, 1, C_NORM }, { GCUDA_TYPE_Q6_K, 2304, C_ONE, 1, C_NORM },
-    { GCUDA_TYPE_IQ3_S, 1024, C_ONE, 1, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
-    { GCUDA_TYPE_IQ3_S, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
-    { GCUDA_TYPE_Q4_0, 1024, C_GATE, 1, C_NORM ", mul_mat + steps" },
-    { GCUDA_TYPE_Q4_0, 1024, C_RESIDUAL, 1, C_NORM ", mul_mat + steps" },
-    { GCUDA_TYPE_Q4_0, 1024, C_SUM, 1, "add + " C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_TWO_STEPS, 1, C_NORM ", mul_mat + steps" },
-    { GCUDA_TYPE_Q4_0, 1024, C_SCALE, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
-    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, "norm + router" }, { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
-    { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM }, { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },
-    { GCUDA_TYPE_Q4_0, 1024, C_INPLACE, 0, C_NORM }, // the result has the norm's memory
-};
-
-static void build_column(struct build * b) {
-    const struct column_case * c = &column_cases[b->variant];
-    const int64_t n = c->readers == C_COLUMNS ? 2 : 1, m = c->readers == C_OPERAND ? c->k : 40;
-    struct gcuda_tensor *x = f32(b, c->k, n, 1), *w = f32(b, c->k, 1, 1), *a[3];
-    for (int i = 0; i < 3; ++i) {
-        const enum gcuda_type type = i == 1 && c->readers == C_FORMS ? GCUDA_TYPE_Q8_0 : c->type;
-        a[i] = gcuda_new_tensor_3d(b->ctx, type, c->k, m, c->readers == C_IDS ? 2 : 1);
-    }
-    struct gcuda_tensor *sum = c->readers == C_SUM ? gcuda_add(b->ctx, x, f32(b, c->k, 1, 1)) : x,
-                        *norm = gcuda_rms_norm(b->ctx, sum, 1e-5f);
-    struct gcuda_tensor * y = c->readers == C_INPLACE ? gcuda_mul_inplace(b->ctx, norm, w) : gcuda_mul(b->ctx, norm, w);
-    if (c->readers == C_IDS) {
-        out(b, gcuda_mul_mat_id(b->ctx, a[0], y, gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 2)));
-        return;
-    }
-    if (c->readers == C_OUTPUT) { gcuda_set_output(y); }
-    struct gcuda_tensor * p =
-        gcuda_mul_mat(b->ctx, a[0], c->readers == C_VIEW ? gcuda_reshape_2d(b->ctx, y, c->k, 1) : y);
-    const bool has_two =
-        c->readers == C_GROUP || c->readers == C_GATE || c->readers == C_FORMS || c->readers == C_TWO_STEPS;
-    struct gcuda_tensor * q = has_two ? gcuda_mul_mat(b->ctx, a[1], y) : NULL;
-    if (c->readers == C_TWO_STEPS) { q = gcuda_silu(b->ctx, q); }
-    if (c->readers == C_GATE) { p = gcuda_swiglu_split(b->ctx, p, q); }
-    if (c->readers == C_RESIDUAL) { p = gcuda_add(b->ctx, p, f32(b, m, 1, 1)); }
-    if (c->readers == C_OPERAND) { p = gcuda_add(b->ctx, p, y); } // read once as a column, once as floats
-    out(b, p);
-    if (has_two && c->readers != C_GATE) { out(b, q); }
-    if (c->readers == C_GROUP) { out(b, gcuda_mul_mat(b->ctx, a[2], y)); }
-    if (c->readers == C_SCALE) { out(b, gcuda_scale(b->ctx, y, 2.0f)); }
-    if (c->readers == C_OUTPUT) { out(b, y); }
-}
-
-TEST(norms_leave_columns_as_bytes_where_all_readers_take_them) {
-    const struct options on = { false, false, false, false, 0 }, strict = { true, false, false, false, 0 };
-    for (int v = 0; v < (int) (sizeof column_cases / sizeof column_cases[0]); ++v) {
-        run_case(build_column, v, column_cases[v].names, on);
-        CHECK_MSG(n_columns == column_cases[v].n, "variant %d: %d columns as bytes", v, n_columns);
-        run_case(build_column, v, column_cases[v].names, strict);
-        CHECK_MSG(n_columns == column_cases[v].n, "variant %d, strict: %d columns as bytes", v, n_columns);
-    }
-    clean();
-}
-
-// A product of one column that is told to go in tiles, with what follows it.
-TEST(norms_leave_floats_for_products_in_tiles) {
-    struct gcuda_cuda_params params;
-    char names[256];
-    memset(&params, 0, sizeof params);
-    for (int i = 0; i < 2; ++i) {
-        params.product = i == 0 ? "tile" : "vector";
-        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
-        struct place p = place_begin();
-        const int64_t k = 1024, m = 40;
-        struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k),
-                            *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k);
-        struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, k, m),
-                            *bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m);
-        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), w));
-        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-        CHECK_OK(gcuda_build_forward_expand(graph, gcuda_add(p.ctx, y, bias)));
-        REQUIRE(backend != NULL && place_alloc(&p, backend));
-        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
-        REQUIRE(plan != NULL);
-        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, C_NORM ", mul_mat + steps") == 0, "%s: fused are \"%s\"", params.product, names);
-        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), i == 1 || !has_tiles);
-        gcuda_backend_graph_plan_free(backend, plan);
-        place_end(&p);
-        gcuda_backend_free(backend);
-    }
-    clean();
-}
-
-// The product's step alone is made anew, and still knows what it reads; then the norm has no room at multiples of
-// sixteen bytes.
-TEST(a_plan_that_follows_knows_its_columns) {
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
-    REQUIRE(backend != NULL);
-    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 17);
-    struct place p = place_begin();
-    enum { N_IN = 1024, N_OUT = 64 };
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN),
-                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN);
-    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, N_IN, N_OUT),
-                        *norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
-    struct gcuda_tensor *y = gcuda_mul(p.ctx, norm, w), *z = gcuda_mul_mat(p.ctx, a, y);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    CHECK_OK(gcuda_build_forward_expand(graph, z));
-    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
-    struct gcuda_tensor * all[6] = { x, w, norm, y, z, a };
-    for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 8192 * i)); }
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
-    REQUIRE(plan != NULL);
-    float want[N_OUT], got[N_OUT];
-    for (int round = 0; round < 4; ++round) {
-        z->data = round == 1 ? base + 8192 * 4 + 1024 : z->data;
-        // in place, then nowhere near sixteen
-        y->data = round == 2 ? x->data : round == 3 ? base + 8192 * 3 + 4 : y->data;
-        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
-        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), round < 3);
-        fill(x, 1), fill(w, 2), fill(a, 3);
-        CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
-        CHECK_OK(gcuda_backend_synchronize(backend));
-        CHECK_OK(gcuda_backend_tensor_get(z, round == 0 ? want : got, 0, sizeof want));
-        CHECK_MSG(want[0] == want[0] && (round == 0 || memcmp(want, got, sizeof want) == 0), "round %d", round);
-    }
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_buffer_free(buffer);
-    gcuda_backend_free(backend);
-    clean();
-}
-
-// ---- of many columns on warp groups: plans are made and not run, as above ----
 struct wide_plan { // what is to be known of it
     char names[256];
-    int n_steps, n_norms, n_rounded; // norms with a form; products that read it, or what a gate left
-    bool has_steps;                  // after the gate's product
+    int n_steps;
+    bool has_steps; // after the gate's product
 };
 
 static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan * w) {
     memset(w, 0, sizeof *w);
     names_of(plan, w->names, sizeof w->names);
     w->n_steps = plan->n_steps;
-    w->n_norms = columns_of(plan);
     for (int i = 0; i < plan->n_steps; ++i) {
         const struct gcudai_cuda_step * s = &plan->steps[i];
-        w->n_rounded += s->is_prequantized;
         if (s->pattern != NULL && s->pattern->kind == GCUDAI_CUDA_FUSED_GLU_PRODUCT) {
             const int form = product_layout(GCUDA_MUL_MAT_WGMMA, s->args.glu_mul_mat.products.of.args, 1).form;
             w->has_steps = s->args.glu_mul_mat.products.has_epilogue;
@@ -3870,12 +3623,10 @@ static void wide(builder make, int variant, bool has_warp_groups, bool is_strict
     placed_end(&c, plan);
 }
 
-static void wide_gives(builder make, int variant, const char * names, int n_norms, int n_rounded) {
+static void wide_gives(builder make, int variant, const char * names) {
     struct wide_plan got;
     wide(make, variant, true, false, &got);
     CHECK_MSG(strcmp(got.names, names) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, got.names, names);
-    CHECK_MSG(got.n_norms == n_norms && got.n_rounded == n_rounded, "variant %d: %d norms, %d readers", variant,
-        got.n_norms, got.n_rounded);
 }
 
 enum { GATED = 64 }; // columns
@@ -3920,12 +3671,12 @@ static void build_gate(struct build * b) {
 TEST(a_gate_goes_into_the_product_that_reads_it) {
     static const char * const name = "glu + mul_mat";
     struct wide_plan got;
-    wide_gives(build_gate, 0, name, 0, 0);
-    wide_gives(build_gate, 1, name, 0, 0); // halves of one tensor
-    wide_gives(build_gate, 2, name, 0, 0);
-    wide_gives(build_gate, 3, "glu + mul_mat, add + rms_norm + mul", 0, 0);
-    wide_gives(build_gate, 4, "glu + mul_mat, chain", 0, 0);
-    for (int v = 5; v <= 15; ++v) { wide_gives(build_gate, v, v == 9 ? C_WIDE : "", 0, 0); }
+    wide_gives(build_gate, 0, name);
+    wide_gives(build_gate, 1, name); // halves of one tensor
+    wide_gives(build_gate, 2, name);
+    wide_gives(build_gate, 3, "glu + mul_mat, add + rms_norm + mul");
+    wide_gives(build_gate, 4, "glu + mul_mat, chain");
+    for (int v = 5; v <= 15; ++v) { wide_gives(build_gate, v, v == 9 ? C_WIDE : ""); }
     for (int v = 0; v <= 2; ++v) {
         wide(build_gate, v, true, true, &got);
         CHECK(strcmp(got.names, name) == 0 && got.n_steps == 1 && got.has_steps == (v == 2));
@@ -3966,53 +3717,7 @@ TEST(a_gate_stays_apart_from_split_weights) {
     clean();
 }
 
-static void build_wide_norm(struct build * b) {
-    struct gcuda_context * c = b->ctx;
-    const int v = b->variant;
-    const int64_t k = v == 11 ? 4096 + 128 : 4096, n = v == 8 ? 31 : v == 9 ? 17 : v == 10 ? 16 : v == 0 ? 32 : GATED;
-    const enum gcuda_type type = v == 11 ? GCUDA_TYPE_Q4_1 : v == 12 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
-    struct gcuda_tensor *x = f32(b, v == 14 ? k + 8 : k, n, 1), *weight = f32(b, k, 1, 1), *p[3];
-    if (v == 14) { x = gcuda_view_2d(c, x, k, n, x->nb[1], 4); } // not at 16 bytes
-    if (v == 3) {
-        x = gcuda_add(c, x, f32(b, k, n, 1));
-        gcuda_set_output(x);
-        out(b, x);
-    }
-    struct gcuda_tensor *norm = gcuda_rms_norm(c, x, 1e-5f),
-                        *y = v == 4 ? gcuda_mul_inplace(c, norm, weight) : gcuda_mul(c, norm, weight);
-    if (v == 5) {
-        gcuda_set_output(y);
-        out(b, y);
-    }
-    if (v == 7) { y = gcuda_reshape_2d(c, y, k, n); }
-    const int n_products = v == 1 || v == 3 ? 3 : v == 2 || v == 13 ? 2 : 1;
-    for (int i = 0; i < n_products; ++i) {
-        // 8 rows: another way, that reads floats
-        const int64_t m = i == 0 ? 4096 : v == 13 ? 8 : 1024 << (i == 1 && v == 2 ? 2 : 0);
-        p[i] = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), y);
-        out(b, v == 2 ? gcuda_neg(c, p[i]) : p[i]); // something between products
-    }
-    if (v == 6) { out(b, gcuda_neg(c, y)); }
-}
-
-TEST(norms_round_for_products_on_warp_groups) {
-    struct wide_plan got;
-    wide_gives(build_wide_norm, 0, C_NORM, 1, 1);
-    wide_gives(build_wide_norm, 1, C_NORM ", " C_WIDE, 1, 1);
-    wide_gives(build_wide_norm, 2, C_NORM, 1, 2);
-    wide_gives(build_wide_norm, 3, "add + " C_NORM ", " C_WIDE, 1, 1);
-    for (int v = 4; v <= 14; ++v) { wide_gives(build_wide_norm, v, C_NORM, 0, 0); } // 8, 9: no room for whole tiles
-    wide(build_wide_norm, 1, true, true, &got);
-    CHECK(strcmp(got.names, has_tiles ? C_NORM ", mul_mat beside mul_mat, tiles" : C_NORM) == 0 && got.n_norms == 0);
-    CHECK_EQ_I(got.n_steps, has_tiles ? 3 : 4); // two go in tiles, which read floats
-    wide(build_wide_norm, 0, true, true, &got);
-    CHECK(got.n_norms == 1 && got.n_rounded == 1);
-    wide(build_wide_norm, 0, false, false, &got);
-    CHECK(got.n_norms == 0 && got.n_rounded == 0);
-    clean();
-}
-
-// A decoder block without its attention: nine launches, of twelve that it would be.
+// A decoder block without its attention: nine nodes in four steps.
 static void build_block(struct build * b) {
     struct gcuda_context * c = b->ctx;
     struct gcuda_tensor *x = f32(b, 4096, GATED, 1), *h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)),
@@ -4023,40 +3728,8 @@ static void build_block(struct build * b) {
     out(b, gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)));
 }
 
-TEST(a_block_of_many_columns_rounds_them_where_they_are_made) {
-    wide_gives(build_block, 0, C_NORM ", " C_WIDE ", glu + mul_mat, add + " C_NORM, 1, 1);
-    clean();
-}
-
-// The norm's result on what it reads, and apart again. The plan follows, and its products with it.
-TEST(norms_round_only_beside_what_they_read) {
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-    struct place p = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED),
-                        *w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4096);
-    struct gcuda_tensor *norm = gcuda_rms_norm(p.ctx, x, 1e-5f), *y = gcuda_mul(p.ctx, norm, w);
-    struct gcuda_tensor * z = gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 4096, 4096), y);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    CHECK_OK(gcuda_build_forward_expand(graph, z));
-    REQUIRE(backend != NULL && place_alloc(&p, backend));
-    ((struct gcudai_cuda *) backend)->kernels.has_wgmma = true;
-    void *const own = y->data, *const inner = norm->data;
-    void * const places[5] = { own, x->data, own, inner, own };
-    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
-    REQUIRE(plan != NULL);
-    struct wide_plan got;
-    for (int i = 0; i < 5; ++i) {
-        y->data = places[i];
-        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
-        wide_plan_of((const struct gcudai_cuda_plan *) plan, &got);
-        // the norm's own memory is nobody's
-        CHECK_MSG(got.n_norms == (i != 1) && got.n_rounded == (i != 1) && got.n_steps == 2, "place %d", i);
-        const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
-        CHECK(s[0].args.norm_mul.y.data == places[i] && s[1].args.op.mul_mat.b.data == places[i]);
-    }
-    gcuda_backend_graph_plan_free(backend, plan);
-    place_end(&p);
-    gcuda_backend_free(backend);
+TEST(a_block_of_many_columns_has_fewer_launches_than_nodes) {
+    wide_gives(build_block, 0, "rms_norm + mul, " C_WIDE ", glu + mul_mat, add + rms_norm + mul");
     clean();
 }
 
