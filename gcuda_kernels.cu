@@ -21856,7 +21856,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
 //                                                     for short masks, nor if the caller passes mask_classes
 //   k_attn_split    (rows / 8 to 32) x splits         SPLIT: warps split the positions; each warp has a ring of 16
 //                                                     positions of k and v
-//   k_attn_cluster  (rows / 8) x splits               SPLIT for up to 8 rows of F16, from 9.0 on: warps hold
+//   k_attn_cluster  (rows / 8) x splits               SPLIT for few rows of F16, from 9.0 on: warps hold
 //                                                     positions in registers; a cluster adds its splits itself
 //   k_attn_rows     (rows / 64 or 128) x splits       ROWS: warps split the rows; the block has a ring of tiles
 //                                                     of 64 positions
@@ -25078,9 +25078,9 @@ static __global__ void __launch_bounds__(d_attn_latent_shape<T, PARTS>::bounds, 
 }
 
 // ---- few rows in clusters: SPLIT from 9.0 on ----
-// k_attn_cluster: SPLIT for up to 8 rows of F16 k and v. The blocks of a cluster share the visible tiles of a head of k
-// and v. They add their results through shared memory: no partial results in global memory, no second launch. A warp
-// loads 16 positions straight into registers, in the order in which products take them, so that it has no ring and no
+// k_attn_cluster: SPLIT for few rows of F16 k and v. The blocks of a cluster share the visible tiles of a head of k
+// and v, for up to 8 rows. They add their results through shared memory: no partial results in global memory, no second
+// launch. A warp loads 16 positions straight into registers, in the order in which products take them: no ring, no
 // ldmatrix. With lane = 4 g + t, as operand A:
 //   k   positions g and g + 8: elements 8 t .. 8 t + 7 of each 32. q has the same order
 //   v   positions 2t, 2t + 1, 2t + 8, 2t + 9: elements 8 g .. 8 g + 7 of each 64. A product has every eighth element
@@ -25403,8 +25403,14 @@ static inline __device__ void d_attn_cluster_join(const d_attn_cluster_shared<D>
     }
 }
 
-// SPLIT, up to 8 rows: a cluster of n_splits blocks for each head of k and v and each sequence.
-//   floor   k and v once; q, mask and y once
+// The item of a block, whose splits are consecutive in a cluster.
+static inline __device__ int d_attn_cluster_item(const d_attn_mma & a, int rank) {
+    const int cluster = d_divide((int) blockIdx.x, a.n_splits), unit = d_divide(cluster, a.n_row_blocks);
+    return (unit * (int) a.n_splits.n + rank) * (int) a.n_row_blocks.n + d_remainder(cluster, a.n_row_blocks);
+}
+
+// SPLIT, few rows: a cluster of n_splits blocks for each head of k and v, each sequence and each 8 rows.
+//   floor   k and v once for each 8 rows; q, mask and y once
 //   shared  d_attn_cluster_shared, and 16 bytes per warp, row and quad
 //   needs   k and v in F16 with rows of D elements at multiples of 16 bytes, q in F32 at multiples of 16 bytes, a mask
 //           in F16, precision DEFAULT
@@ -25421,7 +25427,7 @@ static __global__ void __launch_bounds__(32 * d_attn_cluster_warps<D>, 1)
     const int warp = (int) threadIdx.x / 32, rank = d_cluster_rank();
     const bool has_q = warp == S::n_warps - 1;
     int split = 0;
-    const d_attn_block b = d_attn_block_of(a, (int) blockIdx.x, ATTN_CLUSTER_ROWS, split);
+    const d_attn_block b = d_attn_block_of(a, d_attn_cluster_item(a, rank), ATTN_CLUSTER_ROWS, split);
     d_attn_cluster_lane<D> x;
     d_attn_cluster_q<D> q;
     x.begin(a, b);
@@ -25980,42 +25986,58 @@ template <typename... P> static int64_t attn_resident_clusters(void (*kernel)(P.
     if (!is_known) { (void) cudaGetLastError(); } // this device has no such clusters
     return is_known ? n_clusters : 0;
 }
-// Blocks of a cluster: as many as leave one cluster for each head of k and v, or those of the caller's plan. 0: none.
-// Nine tenths: clusters leave some SMs over (H100: 15 clusters of 8 or 7 of 16 on 132 SMs).
+// Blocks of a cluster: the most with which all clusters are resident at once, or those of the caller's plan. 0: none.
+// Any number may form a cluster. 132 SMs of an H100 hold 15 clusters of 8 or 7 of 16, as a cluster is within a GPC.
 template <typename... P>
 static int attn_cluster_size(
-    const gcuda_flash_attn_ext_args & p, void (*kernel)(P...), const attn_blocks & w, int64_t n_units) {
-    const int64_t room = n_multiprocessors() * 9 / 10;
-    int n = p.plan.n_splits > 0 ? p.plan.n_splits : ATTN_CLUSTER_MOST;
-    while (p.plan.n_splits <= 0 && n > 1 && n * n_units > room) { n /= 2; }
-    if (n != 1 && n != 2 && n != 4 && n != 8 && n != 16) { return 0; }
-    if (n > 8 && attn_resident_clusters(kernel, n, w) < n_units) { n = p.plan.n_splits > 0 ? 0 : 8; }
-    return n;
+    const gcuda_flash_attn_ext_args & p, void (*kernel)(P...), const attn_blocks & w, int64_t n_clusters) {
+    const int n_planned = p.plan.n_splits;
+    const int64_t share = n_multiprocessors() / n_clusters;
+    if (n_planned > ATTN_CLUSTER_MOST) { return 0; }
+    if (n_planned > 0) {
+        return n_planned <= 8 || attn_resident_clusters(kernel, n_planned, w) >= n_clusters ? n_planned : 0;
+    }
+    int n = share < ATTN_CLUSTER_MOST ? (int) share : ATTN_CLUSTER_MOST;
+    while (n > 1 && attn_resident_clusters(kernel, n, w) < n_clusters) { --n; }
+    return n > 1 ? n : 1;
 }
 // Sets clusters in w where k_attn_cluster can take p, which attn_set_split has accepted, and pays. H100, F16, 128
-// elements: 64 visible positions of a view of 32,768 take 5.0 us, k_attn_split 8.5; 4,096 positions of 8 heads of k and
-// v 12.7, 15.4; 65,536 111 to 119, 104. The fewer heads, the fewer SMs read.
+// elements, clusters of 8: 64 visible positions of a view of 32,768 take 5.0 us, k_attn_split 8.5; 4,096 positions of 8
+// heads of k and v 12.7, 15.4; 65,536 111 to 119, 104. The fewer heads, the fewer SMs read.
+// More than 8 rows read k and v once for each 8, from L2: as estimated, not measured yet.
 #define ATTN_CLUSTER_POSITIONS 49152     // of k and v at most
 #define ATTN_CLUSTER_FEW_POSITIONS 16384 // at most with less than ATTN_CLUSTER_HEADS
+#define ATTN_CLUSTER_ROW_POSITIONS 8192  // at most with more than 8 rows, whose clusters have ATTN_CLUSTER_LEAST blocks
 #define ATTN_CLUSTER_HEADS 4             // of k and v, of all sequences
+#define ATTN_CLUSTER_LEAST 4             // blocks
 static void attn_set_cluster(const gcuda_flash_attn_ext_args & p, const d_attn_mma & a, attn_blocks & w) {
-    const int64_t n_units = (int64_t) a.n_groups.n * a.n_seqs, dk = p.k.ne[0];
+    const int64_t n_heads = (int64_t) a.n_groups.n * a.n_seqs, dk = p.k.ne[0],
+                  n_row_blocks = (a.n_queries + ATTN_CLUSTER_ROWS - 1) / ATTN_CLUSTER_ROWS;
     const bool is_plain = p.k.type == GCUDA_TYPE_F16 && p.v.type == GCUDA_TYPE_F16 && p.v.ne[0] == dk &&
                           p.prec != GCUDA_PREC_F32 && attn_is_wide_q(p) && (uintptr_t) p.y.data % 16 == 0;
     const bool has_mask = p.mask.data != nullptr,
                is_readable = !has_mask || (p.mask.type == GCUDA_TYPE_F16 && p.mask.nb[0] == 2 && p.mask.ne[2] == 1);
-    const int most = n_units < ATTN_CLUSTER_HEADS ? ATTN_CLUSTER_FEW_POSITIONS : ATTN_CLUSTER_POSITIONS;
-    if (!is_plain || !is_readable || w.mt != 1 || a.n_queries > ATTN_CLUSTER_ROWS) { return; }
-    if (a.n_kv < 1 || a.n_kv > most || n_units * ATTN_CLUSTER_MOST > GRID_LIMIT || capability_major() < 9) { return; }
+    const bool is_planned = p.plan.path == GCUDA_FLASH_ATTN_SPLIT && p.plan.block_rows > 0;
+    const int most = n_row_blocks > 1               ? ATTN_CLUSTER_ROW_POSITIONS
+                     : n_heads < ATTN_CLUSTER_HEADS ? ATTN_CLUSTER_FEW_POSITIONS
+                                                    : ATTN_CLUSTER_POSITIONS;
+    if (!is_plain || !is_readable || a.n_queries > ATTN_FEW_ROWS || (n_row_blocks > 1 && dk > 128)) { return; }
+    if (is_planned && p.plan.block_rows != ATTN_CLUSTER_ROWS) { return; }
+    const int64_t n_clusters = n_heads * n_row_blocks;
+    if (a.n_kv < 1 || a.n_kv > most || n_clusters < 1 || n_clusters * ATTN_CLUSTER_MOST > GRID_LIMIT) { return; }
     (void) attn_with_cluster(dk, [&](auto kernel, auto shape) {
+        const int n_rows = a.n_queries < ATTN_CLUSTER_ROWS ? a.n_queries : ATTN_CLUSTER_ROWS;
         attn_blocks c = w;
         cudaFuncAttributes attributes = {};
         c.n_warps = shape.n_warps;
-        c.n_bytes = sizeof(shape) + (size_t) (shape.n_warps * a.n_queries * shape.pitch) * sizeof(float4);
-        const bool has_code = asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.ptxVersion >= 90;
+        c.mt = 1;
+        c.block_rows = ATTN_CLUSTER_ROWS;
+        c.n_bytes = sizeof(shape) + (size_t) (shape.n_warps * n_rows * shape.pitch) * sizeof(float4);
+        const bool has_code =
+            capability_major() >= 9 && asked(cudaFuncGetAttributes(&attributes, kernel)) && attributes.ptxVersion >= 90;
         if (!has_code || !fits_shared(c.n_bytes, p.max_shared)) { return GCUDA_STATUS_UNSUPPORTED; }
-        c.n_cluster = attn_cluster_size(p, kernel, c, n_units);
-        if (c.n_cluster > 0) { w = c; }
+        c.n_cluster = attn_cluster_size(p, kernel, c, n_clusters);
+        if (c.n_cluster >= (n_row_blocks > 1 && !is_planned ? ATTN_CLUSTER_LEAST : 1)) { w = c; }
         return GCUDA_STATUS_SUCCESS;
     });
 }
@@ -26549,7 +26571,7 @@ gcuda_status gcuda_flash_attn_ext_plan(const gcuda_flash_attn_ext_args * args, g
 }
 
 static gcuda_status attn_launch_cluster(const attn_plan & x, gcuda_stream stream) {
-    const int64_t n_blocks = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.w.n_cluster;
+    const int64_t n_blocks = (int64_t) x.a.n_seqs * x.a.n_groups.n * x.a.n_row_blocks.n * x.w.n_cluster;
     return attn_with_cluster(x.a.p.k.ne[0], [&](auto kernel, auto shape) {
         return launch_clusters(x.class_bytes > 0, x.w.n_cluster, kernel, n_blocks, dim3(32 * shape.n_warps),
             x.w.n_bytes, x.a.p.max_shared, stream, x.a);

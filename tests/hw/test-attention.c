@@ -1637,10 +1637,11 @@ TEST(clusters_of_few_rows) {
     static const int64_t sizes[] = { 64, 128, 256 }, positions[] = { 1, 63, 300, 1000, 4100 };
     static const struct {
         int64_t heads_kv, group, tokens, seqs;
-    } shapes[] = { { 1, 4, 1, 1 }, { 2, 8, 1, 1 }, { 1, 1, 8, 2 }, { 3, 3, 2, 1 }, { 1, 2, 3, 3 } };
+    } shapes[] = { { 1, 4, 1, 1 }, { 2, 8, 1, 1 }, { 1, 1, 8, 2 }, { 3, 3, 2, 1 }, { 1, 2, 3, 3 }, { 2, 8, 4, 1 },
+        { 1, 3, 5, 2 }, { 1, 1, 20, 1 } };
     static const enum mask_kind masks[] = { MASK_NONE, MASK_CAUSAL, MASK_HOLES, MASK_BIAS, MASK_EMPTY_ROWS, MASK_TILES,
         MASK_PREFIX };
-    static const int splits[] = { 1, 2, 4, 8 };
+    static const int splits[] = { 1, 2, 3, 8, SIZE(14, 7) };
     if (capability() < 900) {
         test_skip("no clusters");
         return;
@@ -1654,7 +1655,8 @@ TEST(clusters_of_few_rows) {
                 struct attn_case c = plain_case(GCUDA_TYPE_F16, GCUDA_TYPE_F16, d, d, shapes[i % N_OF(shapes)].heads_kv,
                     shapes[i % N_OF(shapes)].group, shapes[i % N_OF(shapes)].tokens, n_kv, masks[mask]);
                 char name[512];
-                if (is_left_out((int) (size * N_OF(masks) + mask), (int) split)) { continue; }
+                const bool has_few = d <= 128 || c.tokens * c.heads / c.k_heads <= 8;
+                if (is_left_out((int) (size * N_OF(masks) + mask), (int) split) || !has_few) { continue; }
                 c.seqs = c.mask_seqs = shapes[i % N_OF(shapes)].seqs;
                 c.layout = i % 3 == 0 ? INTERLEAVED : i % 3 == 1 ? PADDED : PACKED;
                 c.is_hidden = i % 2 == 0, c.has_sinks = i % 4 == 1;
@@ -1665,6 +1667,8 @@ TEST(clusters_of_few_rows) {
                 attention_begin(&x, &c, name);
                 choose_plan(&x.p, GCUDA_FLASH_ATTN_SPLIT, 16, 8);
                 (void) plan_of(&x.p); // asks the device about such clusters, which must not limit later launches
+                choose_plan(&x.p, GCUDA_FLASH_ATTN_AUTO, 0, 0);
+                CHECK(SIZE(plan_of(&x.p).block_rows, 8) == 8); // simulated: SMs for few clusters
                 choose_plan(&x.p, GCUDA_FLASH_ATTN_SPLIT, splits[split], 8);
                 const struct gcuda_flash_attn_plan plan = plan_of(&x.p);
                 CHECK_EQ_I(plan.path, GCUDA_FLASH_ATTN_SPLIT);
