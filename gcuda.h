@@ -2453,7 +2453,7 @@ enum gcuda_flash_attn_path {
 struct gcuda_flash_attn_plan {       // launchers; zeros: chosen
     enum gcuda_flash_attn_path path; // replaced if it does not support the operands
     int n_splits, block_rows;        // blocks that share the positions of a row (split-KV); rows per block. SPLIT, 9.0,
-                                     // F16, up to 8 rows: 1, 2, 4, 8 or 16 splits are a cluster, without scratch
+                                     // F16, 8 rows per block: up to 16 splits are a cluster, without scratch
 };
 struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
