@@ -4398,12 +4398,13 @@ enum gcuda_mul_mat_path {
 enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
 struct gcuda_mul_mat_device { // a device, current or not
     int capability;           // 100 * major + 10 * minor
-    bool has_wgmma;           // gcuda_has_warp_groups on it, and 227 KiB of shared memory per block
+    bool has_wgmma;           // gcuda_has_warp_groups on it, and GCUDA_MUL_MAT_WG_SHARED per block
 };
-#define GCUDA_MUL_MAT_GROUP 3       // products in a group
-#define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
-#define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
-struct gcuda_mul_mat_job {          // zero-filled except args: path PLAIN
+#define GCUDA_MUL_MAT_WG_SHARED (227 * 1024) // bytes of shared memory that WGMMA needs
+#define GCUDA_MUL_MAT_GROUP 3                // products in a group
+#define GCUDA_MUL_MAT_TILE_FUSED 16          // activation columns with an epilogue, TILE
+#define GCUDA_MUL_MAT_WG_TILE 256            // activation columns
+struct gcuda_mul_mat_job {                   // zero-filled except args: path PLAIN
     enum gcuda_mul_mat_path path;
     const struct gcuda_mul_mat_args * args; // a product, or n_args of them
     int n_args;                             // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
@@ -27906,9 +27907,10 @@ static void gcudai_cuda_join_batch(struct gcuda_array * t) {
 static void gcudai_cuda_join_batches(struct gcuda_mul_mat_args * p) {
     const bool is_one_to_one = p->a.ne[2] == p->b.ne[2] && p->a.ne[3] == p->b.ne[3],
                is_one_to_all = p->a.ne[2] * p->a.ne[3] == 1;
-    if (p->b.ne[3] > 1 && (p->b.ne[2] == 1 || is_one_to_one || is_one_to_all) && gcudai_cuda_can_join_batch(&p->a) &&
-        gcudai_cuda_can_join_batch(&p->b) && gcudai_cuda_can_join_batch(&p->y) &&
-        p->b.ne[2] * p->b.ne[3] <= INT32_MAX) {
+    const bool is_regular = p->b.ne[2] == 1 || is_one_to_one || is_one_to_all;
+    const bool can_join =
+        gcudai_cuda_can_join_batch(&p->a) && gcudai_cuda_can_join_batch(&p->b) && gcudai_cuda_can_join_batch(&p->y);
+    if (p->b.ne[3] > 1 && is_regular && can_join && p->b.ne[2] * p->b.ne[3] <= INT32_MAX) {
         gcudai_cuda_join_batch(&p->a);
         gcudai_cuda_join_batch(&p->b);
         gcudai_cuda_join_batch(&p->y);
@@ -28061,9 +28063,10 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(
 
 // PACKED packs both operands itself, so only sizes and types matter.
 static bool gcudai_cuda_mm_packed_takes(const struct gcuda_mul_mat_args * p) {
-    return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
-           gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 &&
-           p->y.nb[0] == sizeof(float);
+    const bool fits =
+        p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2;
+    const bool is_packed_f32 = p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
+    return fits && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && is_packed_f32;
 }
 
 // Whether a product can take a path.
@@ -28247,9 +28250,10 @@ static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const
                         (c->may_cublas ? GCUDAI_CUDA_MM_UNLESS_CUBLAS : 0) |
                         (c->device->has_cublas ? GCUDAI_CUDA_MM_NO_CUBLAS : 0) |
                         (c->device->kernels.has_wgmma ? 0 : GCUDAI_CUDA_MM_HAS_WGMMA);
-    return (r->flags & refused) == 0 && (c->experts == NULL || (r->flags & GCUDAI_CUDA_MM_EXPERTS) != 0) &&
-           (r->types >> type & 1) != 0 && c->device->kernels.capability >= r->min_capability &&
-           gcudai_cuda_mm_rule_is_within(r, c) &&
+    const int wanted = c->experts != NULL ? GCUDAI_CUDA_MM_EXPERTS : 0;
+    const bool applies = (r->flags & refused) == 0 && (r->flags & wanted) == wanted && (r->types >> type & 1) != 0 &&
+                         c->device->kernels.capability >= r->min_capability;
+    return applies && gcudai_cuda_mm_rule_is_within(r, c) &&
            ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
 }
 
@@ -28336,7 +28340,7 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_
 
 // Whether wgmma kernels fit. max_shared: bytes of shared memory that a block may use, by the device or
 // gcuda_cuda_params.max_shared.
-static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
+static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= GCUDA_MUL_MAT_WG_SHARED; }
 
 static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
     struct gcudai_cuda_mm_device d;
@@ -30867,9 +30871,11 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
     const struct gcudai_node_value * v = &s->dynamic_key;
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
-    return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
-           (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
-           memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
+    const void * buffer_type = buffer != NULL ? buffer->buft : NULL;
+    const bool is_in_place = t->data == v->data && t->view_offs == v->view_offs && (const void *) buffer == v->buffer &&
+                             buffer_type == v->buffer_type;
+    return is_in_place && memcmp(t->op_params, v->params, sizeof(v->params)) == 0 &&
+           gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
 // Whether later nodes of the graph use the slice's nodes as in the snapshot.
@@ -31250,8 +31256,9 @@ static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
 
 // t has one element per row, so that get_rows chooses among the elements of `from`.
 static bool gcudai_cuda_is_column_of(const struct gcuda_tensor * t, const struct gcuda_tensor * from) {
-    return t->op == GCUDA_OP_RESHAPE && t->src[0] == from && t->view_src == (from->view_src ? from->view_src : from) &&
-           t->ne[0] == 1 && t->ne[1] == from->ne[0] && t->ne[2] == from->ne[1];
+    const struct gcuda_tensor * owner = from->view_src != NULL ? from->view_src : from;
+    const bool is_column = t->ne[0] == 1 && t->ne[1] == from->ne[0] && t->ne[2] == from->ne[1];
+    return t->op == GCUDA_OP_RESHAPE && t->src[0] == from && t->view_src == owner && is_column;
 }
 
 // get_rows at node i reads the probabilities; or the logits, where softmax comes last.
@@ -31682,14 +31689,12 @@ struct gcudai_cuda_inputs {
 
 // The stage that a node may be of; STAGES: of none.
 static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
-    switch (t->op) {
-        case GCUDA_OP_ADD: return GCUDAI_CUDA_HEADS_BIAS;
-        case GCUDA_OP_RMS_NORM: return GCUDAI_CUDA_HEADS_NORM;
-        case GCUDA_OP_MUL: return GCUDAI_CUDA_HEADS_WEIGHTS;
-        case GCUDA_OP_ROPE: return GCUDAI_CUDA_HEADS_ROPE;
-        case GCUDA_OP_SET_ROWS: return GCUDAI_CUDA_HEADS_SET;
-        default: return gcudai_cuda_is_hadamard(t) ? GCUDAI_CUDA_HEADS_HADAMARD : GCUDAI_CUDA_HEADS_STAGES;
-    }
+    static const enum gcuda_op ops[GCUDAI_CUDA_HEADS_STAGES] = { GCUDA_OP_ADD, GCUDA_OP_RMS_NORM, GCUDA_OP_MUL,
+        GCUDA_OP_ROPE, GCUDA_OP_MUL_MAT, GCUDA_OP_SET_ROWS };
+    int stage = 0;
+    while (stage < GCUDAI_CUDA_HEADS_STAGES && t->op != ops[stage]) { ++stage; }
+    const bool is_none = stage == GCUDAI_CUDA_HEADS_HADAMARD && !gcudai_cuda_is_hadamard(t);
+    return is_none ? GCUDAI_CUDA_HEADS_STAGES : (enum gcudai_cuda_heads_stage) stage;
 }
 
 // F32 values for each element of a row, the same for all rows.
@@ -31905,12 +31910,13 @@ static bool gcudai_cuda_inputs_args(
     const struct gcudai_cuda_heads * v = s->values;
     const struct gcuda_tensor * rope = k->node[GCUDAI_CUDA_HEADS_ROPE];
     GCUDAI_ZERO(*p);
+    const int q_last = q != NULL ? q->last : 0, v_last = v != NULL ? v->last : 0;
     const bool fits = gcudai_cuda_inputs_keys(w, k, p),
                queries_fit = q == NULL || gcudai_cuda_inputs_queries(q, rope, p);
     const bool values_fit = v == NULL || gcudai_cuda_inputs_values(v, rope, p);
     return gcudai_cuda_need(w, k->last, fits, "ends keys of a shape or type that cannot be fused") &&
-           gcudai_cuda_need(w, q != NULL ? q->last : 0, queries_fit, "ends queries that do not go with the keys") &&
-           gcudai_cuda_need(w, v != NULL ? v->last : 0, values_fit, "ends values that do not go with the keys") &&
+           gcudai_cuda_need(w, q_last, queries_fit, "ends queries that do not go with the keys") &&
+           gcudai_cuda_need(w, v_last, values_fit, "ends values that do not go with the keys") &&
            gcudai_cuda_need(w, k->last, gcudai_cuda_inputs_are_apart(s), "is written where the group still reads") &&
            gcudai_cuda_need(w, k->last, gcuda_rope_set_takes(p), "is refused by the kernel with these nodes");
 }
