@@ -355,7 +355,7 @@ static gcuda_backend_buffer_type_t on_cpu_then_toy(int layer, void * user) {
 TEST(offload) {
     float want[2 * NET_D * 5];
     REQUIRE(net_answer(NET_TRANSFORMER, 2, 5, GCUDA_TYPE_Q8_0, 2, want));
-    for (int how = 0; how < 3; ++how) { // nobody offers; Toy1 does; it does, and the caller does not want it
+    for (int how = 0; how < 3; ++how) { // no backend offers; Toy1 does; it does, but the caller disables it
         struct setup s;
         struct net net;
         REQUIRE(setup_begin(&s, 2, 1));
@@ -534,7 +534,7 @@ TEST(graphs_of_every_kind) {
     CHECK_OK(gcuda_backend_sched_graph_compute(s.sched, g));
     CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof got));
     CHECK(got[0] == 3.0f && got[1] == 9.0f && got[2] == 6.0f && got[3] == 12.0f);
-    gcuda_backend_sched_reset(s.sched); // memory of a context beside that of backends
+    gcuda_backend_sched_reset(s.sched); // memory of a context, besides that of backends
     const struct gcuda_init_params with_data = { 0, NULL, false };
     struct gcuda_context * host = gcuda_init(with_data);
     struct gcuda_tensor * c = gcuda_new_f32(host, 5.0f);
@@ -615,7 +615,7 @@ TEST(a_callback_sees_nodes_and_may_end_the_run) {
     gcuda_backend_sched_set_eval_callback(s.sched, watch_node, &w);
     check_net(&s, &net, 0, want);
     CHECK(w.n_asked == w.n_told && w.n_asked > 4 * 20 && w.n_asked <= net.graph->n_nodes);
-    CHECK(w.sum == w.sum); // no NaN of memory that nobody wrote
+    CHECK(w.sum == w.sum); // no NaN from unwritten memory
     const int n_all = w.n_asked;
     memset(&w, 0, sizeof w);
     w.every = 7;
@@ -851,7 +851,7 @@ static bool growing_begin(struct growing * g) {
     return CHECK_OK(gcuda_build_forward_expand(g->small, y)) && CHECK_OK(gcuda_build_forward_expand(g->big, g->big_y));
 }
 
-// The k-th allocation fails while the larger graph is allocated by computing it; then none. What was set in x is in it.
+// The k-th allocation fails while computing the larger graph allocates it; then none. x keeps its contents.
 static bool growing_fails_at(int n_toys, int n_copies, long k) {
     struct fault f;
     struct setup s;
