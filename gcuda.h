@@ -2354,10 +2354,10 @@ struct gcuda_mul_mat_epilogue {
 };
 
 // Launchers only: float rows as F16, with a power of two taken out of a row that F16 could not hold, or only with a
-// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1.
-// Then the way back, for rows of F32.
+// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1. half_rows_back reverses the
+// scaling, for rows of F32.
 struct gcuda_half_rows_args {
-    struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for the way back (x: no data)
+    struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for half_rows_back (x: no data)
     float * scale;           // one per row, counted over dimensions 1, 2, 3
 };
 
@@ -3046,7 +3046,7 @@ GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_conc
 // the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Plans the graph and makes the buffers large enough. The ids are indices into bufts, one per node and one per leaf;
-// NULL: all 0. A buffer that grows is allocated anew: tensors placed in it before have lost their contents and memory.
+// NULL: all 0. A buffer that grows is reallocated: tensors placed in it before lose their contents and memory.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
@@ -3602,8 +3602,8 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // runtime. Without it these functions still exist: the device list is empty, and init fails with a message that gives
 // the reason.
 //
-// CUDA's own last error of a thread stays the caller's as long as every call succeeds. A call that fails, or that has
-// tried one way in vain, clears it. A custom node's callback that fails without an error of CUDA's is reported with the
+// CUDA's own last error of a thread stays the caller's as long as every call succeeds. A call that fails, or whose
+// first attempt failed, clears it. A custom node's callback that fails without an error of CUDA's is reported with the
 // caller's old one, if there is one.
 
 typedef struct CUstream_st * gcuda_stream; // cudaStream_t
@@ -8044,7 +8044,7 @@ struct gcudai_globals {
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL,
     { NULL, NULL, NULL }, NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 }, { 0 } };
 
-// Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
+// Value of an environment variable; NULL: unset, or variables are disabled by the program or GCUDA_NO_ENV.
 static const char * gcudai_env(const char * name) {
 #if defined(GCUDA_NO_ENV)
     (void) name;
@@ -8534,8 +8534,8 @@ static float gcudai_bits_f32(uint32_t bits) {
     return x;
 }
 
-// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24;
-// made that way it survives flush-to-zero modes of the caller.
+// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24; computed so, it survives the caller's
+// flush-to-zero modes.
 static float gcudai_fp16_to_fp32(gcuda_fp16_t h) {
     const uint32_t mag = h & 0x7fffu;
     const uint32_t tiny = gcudai_f32_bits((float) (int) mag * (1.0f / 16777216.0f));
@@ -8582,7 +8582,7 @@ gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 #define GCUDAI_IF_yes(a, b) a
 #define GCUDAI_IF_no(a, b) b
 
-// n weights, whole blocks, by way of the codes that matrix products expand them to (>>impl-simd).
+// Dequantizes n weights, whole blocks, from the codes to which matrix products expand them (>>impl-simd).
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
 
 #define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
@@ -9817,7 +9817,7 @@ struct gcudai_task {
     struct gcudai_run * run;
 };
 
-// Asks the callback, one thread at a time; who comes meanwhile goes on.
+// Asks the callback, one thread at a time; other threads continue without asking.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
     if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
@@ -12902,7 +12902,7 @@ static void gcudai_set_params(struct gcuda_tensor * y, const void * params, size
     if (size > 0) { memcpy(y->op_params, params, size); }
 }
 
-// ---- what constructors are made of ----
+// ---- parts of constructors ----
 
 GCUDAI_PRINTF(3, 4)
 static struct gcuda_tensor * gcudai_op_error(struct gcuda_context * ctx, enum gcuda_op op, const char * fmt, ...) {
@@ -13051,7 +13051,7 @@ static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcu
         return fn(ctx, __VA_ARGS__, true);                \
     }
 
-// ---- what CPU functions are made of ----
+// ---- parts of CPU functions ----
 
 // Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a
 // contiguous tensor also has the strides of one.
@@ -14025,8 +14025,8 @@ static void gcudai_strided_copy_run(const struct gcudai_strided_copy * w, int64_
 
 // ---- checks and constructors ----
 
-// Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
-// interleave without meeting are refused too. A tensor without elements is disjoint.
+// Every dimension steps over the whole extent of the smaller ones: no two elements share memory. Interleaved strides
+// without overlap are refused too. A tensor without elements is disjoint.
 static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
     const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
     size_t extent = gcuda_type_size(type);
@@ -18677,9 +18677,8 @@ static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union
     p->prec = (enum gcuda_prec) params.prec;
 }
 
-// How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the
-// softmax of a query is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries.
-// Phase 2: sinks.
+// Division of the work. Phase 0: blocks of queries of one head process the positions, add up dq, and store the softmax
+// state of each query. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase 2: sinks.
 struct gcudai_attn_back_plan {
     int64_t n_units;         // of heads, each with whole heads of k and v
     int64_t block, n_blocks; // queries of one head
@@ -18701,8 +18700,7 @@ static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_
     return a;
 }
 
-// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit.
-// A token that may attend to nothing: zeros.
+// Softmax state of a query: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing: zeros.
 struct gcudai_attn_query {
     float top, unit, dot, sink; // dot: D; sink: P of the sink
 };
@@ -21122,7 +21120,7 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+// Nodes [i0, i1) as a graph whose use counts are still correct, so later nodes are not checked.
 static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
@@ -24050,7 +24048,7 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
 struct gcudai_pool_jobs {
     void (*fn)(void * user, int64_t chunk, int thread);
     void * user;
-    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    bool (*poll_abort)(void * user); // serializes its calls itself. NULL: never
     void * abort_user;
     int64_t n_chunks;
     int n_jobs;
@@ -24183,7 +24181,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     }
     pool->params = p;
     pool->process = gcudai_process();
-    // more threads than processors: who spins holds up who works
+    // more threads than processors: a spinning thread would delay a working one
     pool->spin_us = p.n_threads > gcudai_cpu_count() ? 0 : (int64_t) p.poll * 2 / 5;
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
@@ -24249,7 +24247,7 @@ static bool gcudai_writes_source(const struct gcuda_tensor * t, int k) {
     return t->op == GCUDA_OP_OPT_STEP_ADAMW && (k == 2 || k == 3);
 }
 
-// The one rule of what the CPU can do: supports_op and compute both ask it.
+// Whether the CPU can compute a node: used by supports_op and by compute.
 static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_check_node(y));
     return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
@@ -24617,8 +24615,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
                               : gcudai_default_n_threads();
 }
 
-// The pool to use for n threads. The backend's own pool is made anew when it is too small or was inherited through
-// fork().
+// The pool to use for n threads. The backend's own pool is replaced if it is too small or was inherited through fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
     if (cpu->user_pool != NULL || n_threads == 1) { return GCUDA_STATUS_SUCCESS; }
@@ -25654,7 +25651,7 @@ static unsigned long long gcudai_cuda_free_bytes(void) {
     return (unsigned long long) n_free;
 }
 
-// A ledger and those that its bookings go into as well; their number.
+// A ledger and those that get its entries as well (whole, above). Returns their number.
 static int gcudai_cuda_ledgers(struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_ledger * all[3]) {
     int n = 0;
     if (ledger != NULL) {
@@ -26454,7 +26451,7 @@ struct gcudai_cublas {
     struct gcudai_cublas * next;  // in that list
     int device;
     struct CUctx_st * context; // of the caller's, that it lives in; NULL: the device's own
-    bool has_asked;            // for its workspace, which stays what it is then: a captured graph remembers it
+    bool has_asked;            // its workspace is fixed now: captured graphs have the address
     struct gcudai_cuda_piece workspace;
 #define X(name, args) int(*name) args;
     GCUDAI_CUBLAS_FUNCTIONS(X)
@@ -29073,7 +29070,7 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
                 "gcuda_cuda_params.peer allows direct copies",
                 cu->device->name, device);
         }
-        // on other routes scratch is copied through the host
+        // on other paths scratch is copied through the host
         if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) {
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->subs[device]->pool, cu->device->index);
@@ -32581,7 +32578,7 @@ enum {
     GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
 };
 
-// x and y, neighbours in the order, may be run the other way round.
+// x and y, neighbours in the order, may be swapped.
 static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
     bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
     for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
@@ -33259,7 +33256,8 @@ static const struct gcuda_tensor * gcudai_cuda_early_weight(
                                                                           : NULL;
 }
 
-// Events between streams order whole kernels, the user's functions launch what they like.
+// Decides which launches may overlap (PDL). None in plans with events between streams, which order whole kernels, or
+// with the user's functions, whose launches are unknown.
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const bool may = cu->plans.use_overlap && plan->n_streams == 1 && !plan->has_split && !plan->has_custom;
     struct gcudai_cuda_written written;
@@ -33663,8 +33661,8 @@ static gcuda_status gcudai_cuda_plan_record(
     return st;
 }
 
-// What exec cannot take over, because it was made of other kernels, is instantiated anew.
-// cudaGraphExecUpdate leaves the size of a node's clusters as it was and reports success (CUDA 13.0).
+// If exec cannot be updated, because its kernels differ, the graph is instantiated again. With clusters always:
+// cudaGraphExecUpdate keeps the old cluster size of a node and reports success (CUDA 13.0).
 static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph, bool has_clusters) {
     cudaGraphExecUpdateResultInfo info;
@@ -33749,8 +33747,8 @@ static gcuda_status gcudai_cuda_plan_again(struct gcudai_cuda * cu, struct gcuda
     return gcudai_cuda_plan_follow(cu, plan);
 }
 
-// The plan becomes that of the tensors in snapshot, which have its shape; or stays what it is, where these cannot be
-// computed. Takes snapshot over.
+// Makes the plan that of the tensors in snapshot, which have its shape. Unchanged if these cannot be computed. Owns
+// snapshot afterwards.
 static gcuda_status gcudai_cuda_plan_rebind(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
@@ -34244,7 +34242,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_free(cu);
 }
 
-// Where its memory comes from, before any is taken.
+// Sets the source of its memory, before the first allocation.
 static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
     GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned),
         GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
@@ -35208,7 +35206,7 @@ gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const st
     return gcudai_uploader_give(uploader, tensor, data, offset, size, true, ticket);
 }
 
-// Locks the uploader and says which ticket is meant; the lock is not held after a failure.
+// Locks the uploader and finds the ticket; the lock is not held after a failure.
 static gcuda_status gcudai_uploader_ask(
     struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket, const char * what, gcuda_cuda_ticket * meant) {
     if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
@@ -38799,7 +38797,7 @@ static gcuda_status gcudai_gguf_fill(struct gcudai_gguf_reader * r) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The next n bytes, which `what` is made of.
+// Reads the next n bytes; `what` names them in messages.
 static gcuda_status gcudai_gguf_take(struct gcudai_gguf_reader * r, void * out, size_t n, const char * what) {
     if (n > gcudai_gguf_left(r)) {
         return gcudai_gguf_bad(r, "%s takes %llu bytes, and %llu are left", what, (unsigned long long) n,

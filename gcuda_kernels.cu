@@ -13442,8 +13442,8 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
 // ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
-// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; groups,
-// epilogues and stages are what takes says. The other functions get jobs that are taken.
+// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; `takes`
+// decides about groups, epilogues and stages. The other functions get jobs that it accepts.
 struct mul_mat_path {
     bool (*takes)(const gcuda_mul_mat_job & job);
     size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
@@ -17893,8 +17893,8 @@ static bool vec_has_columns(const gcuda_array & y) {
     return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST;
 }
 
-// The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two
-// columns together, and tensor cores.
+// The products as one job, if each alone takes the kernel of the first and that kernel takes groups: any with one
+// column, two columns per block, and tensor cores.
 static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capability, d_vec_job & p) {
     p = vec_job(job_of(args[0]));
     const int64_t n = p.job.n;
