@@ -9343,6 +9343,24 @@ void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc) {
     if (ctx != NULL) { ctx->no_alloc = no_alloc; }
 }
 
+// The block that gets the next object, of `bytes` bytes with its header. NULL: none has room; latched.
+static struct gcudai_arena_block * gcudai_arena_block_for(struct gcuda_context * ctx, size_t bytes) {
+    struct gcudai_arena_block * b = ctx->block;
+    if (b != NULL && bytes <= b->size - GCUDAI_MIN(b->used, b->size)) { return b; }
+    if (ctx->is_growing) {
+        const size_t want = b != NULL ? GCUDAI_MIN(b->size * 2, GCUDAI_ARENA_MAX_BYTES) : GCUDAI_ARENA_MIN_BYTES;
+        b = gcudai_arena_add(ctx, NULL, GCUDAI_MAX(want, bytes));
+        if (b == NULL) { gcudai_latch(ctx, GCUDA_STATUS_ALLOC_FAILED); }
+        return b;
+    }
+    gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                          "context is full: %llu bytes wanted, %llu of %llu used: mem_size "
+                          "is too small (0: it grows as needed)",
+                          (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0),
+                          (unsigned long long) (b ? b->size : 0)));
+    return NULL;
+}
+
 // An object of the arena, its payload uninitialised. Latches on failure.
 static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_kind kind, size_t size) {
     size_t bytes = 0;
@@ -9352,24 +9370,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
                               (unsigned long long) size));
         return NULL;
     }
-    struct gcudai_arena_block * b = ctx->block;
-    if ((b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) && ctx->is_growing) {
-        size_t want = b ? GCUDAI_MIN(b->size * 2, GCUDAI_ARENA_MAX_BYTES) : GCUDAI_ARENA_MIN_BYTES;
-        want = GCUDAI_MAX(want, bytes);
-        b = gcudai_arena_add(ctx, NULL, want);
-        if (b == NULL) {
-            gcudai_latch(ctx, GCUDA_STATUS_ALLOC_FAILED);
-            return NULL;
-        }
-    }
-    if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size "
-                              "is too small (0: it grows as needed)",
-                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0),
-                              (unsigned long long) (b ? b->size : 0)));
-        return NULL;
-    }
+    struct gcudai_arena_block * b = gcudai_arena_block_for(ctx, bytes);
+    if (b == NULL) { return NULL; }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
     b->used += bytes;
     o->next = NULL;
@@ -9446,21 +9448,24 @@ static void * gcudai_view_address(const struct gcuda_tensor * owner, size_t offs
     return owner->data ? (char *) owner->data + GCUDAI_MIN(offs, gcuda_nbytes(owner)) : NULL;
 }
 
+// Makes *offs, an offset in `of`, one in its root, which must contain n_bytes from there.
+static gcuda_status gcudai_view_place(const struct gcuda_tensor * of, size_t n_bytes, size_t * offs) {
+    const struct gcuda_tensor * root = of->view_src != NULL ? of->view_src : of;
+    size_t end = 0;
+    const bool is_ok =
+        (root == of || gcudai_add_size(*offs, of->view_offs, offs)) && gcudai_add_size(*offs, n_bytes, &end);
+    if (is_ok && (n_bytes == 0 || end <= gcuda_nbytes(root))) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+        "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes", (unsigned long long) n_bytes,
+        (unsigned long long) *offs, gcudai_called(root), (unsigned long long) gcuda_nbytes(root));
+}
+
 // A contiguous tensor; with view_src a view of it at offs bytes (of its root, if it is itself a view). Latches.
 static struct gcuda_tensor * gcudai_tensor_new(
     struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
-    size_t nb[GCUDA_MAX_DIMS], n_bytes = 0, end = 0;
+    size_t nb[GCUDA_MAX_DIMS], n_bytes = 0;
     gcuda_status st = gcudai_layout(type, ne, nb, &n_bytes);
-    if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) {
-        const struct gcuda_tensor * root = view_src->view_src ? view_src->view_src : view_src;
-        const bool is_ok = (root == view_src || gcudai_add_size(offs, view_src->view_offs, &offs)) &&
-                           gcudai_add_size(offs, n_bytes, &end);
-        if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
-            st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes", (unsigned long long) n_bytes,
-                (unsigned long long) offs, gcudai_called(root), (unsigned long long) gcuda_nbytes(root));
-        }
-    }
+    if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) { st = gcudai_view_place(view_src, n_bytes, &offs); }
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_latch(ctx, st);
         return NULL;
@@ -17705,14 +17710,12 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) { return v < 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
     int64_t n_shared, int64_t k, enum gcuda_prec prec) {
-    const bool exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
-    if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
-        return exact                                         ? GCUDAI_MM_DOT
-               : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL
-                                                             : GCUDAI_MM_Q_DOT;
-    }
-    if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
-    return n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    const bool is_exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
+    const bool is_small = k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4;
+    const bool has_panels = simd->q_panel != NULL;
+    if (is_exact && is_small) { return GCUDAI_MM_DOT; }
+    if (is_exact || (!is_small && !has_panels && n >= 48)) { return GCUDAI_MM_GEMM; }
+    return has_panels && n_shared >= GCUDAI_MM_MANY ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
 }
 
 // m rows times n columns that share them, k deep. The cost of a tile is limited: an abort is seen within 5 ms.
