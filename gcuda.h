@@ -15940,7 +15940,7 @@ GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
 
 // ---- row work: a row is one item, a long one is cut into parts whose sums are added between phases ----
 
-#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for anything done here
+#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for every operation here
 #define GCUDAI_N_SLOTS 2
 
 struct gcudai_row_part {
@@ -22869,7 +22869,7 @@ static gcuda_status gcudai_entry_fail(const char * what, const char * name, cons
         name != NULL && name[0] != '\0' ? name : "(no name)", entry);
 }
 
-// Each of these: whether the object exists and has its entries; if not, the message is set.
+// Each checks that the object exists and has its entries; if not, it sets the message.
 
 static gcuda_status gcudai_buft_check(gcuda_backend_buffer_type_t t, const char * dev) {
     if (t == NULL) { return gcudai_entry_fail("device", dev, "buffer type"); }
@@ -25601,7 +25601,7 @@ struct gcudai_cuda_ledger {
     struct gcuda_cuda_stats stats;        // in_use is computed on request
 };
 
-// Memory, and whom it goes back to. Zero is a piece without memory.
+// Memory and the allocator that frees it. Zero-filled: no memory.
 struct gcudai_cuda_piece {
     void * ptr;
     size_t size;
@@ -31030,7 +31030,7 @@ static bool gcudai_cuda_is_aligned_16(const struct gcuda_tensor * t) {
     return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
 }
 
-// Of NULL with anything: false.
+// False if one is NULL.
 static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
     if (a == NULL || b == NULL) { return false; }
     const uintptr_t a0 = (uintptr_t) a->data, b0 = (uintptr_t) b->data;
@@ -32048,7 +32048,7 @@ static const struct gcudai_cuda_row gcudai_cuda_late_route_rows[GCUDAI_CUDA_ROWS
 };
 // clang-format on
 
-// Nothing that is read may overlap ids or weights; but for one token all logits are read first.
+// No operand may overlap ids or weights. Exception: with one token all logits are read first.
 static bool gcudai_cuda_may_route(const struct gcuda_tensor * logits, const struct gcuda_tensor * bias,
     const struct gcuda_tensor * order, const struct gcuda_tensor * weights) {
     const bool is_apart =
@@ -35100,7 +35100,7 @@ static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
 static void gcudai_uploader_main(void * arg) {
     struct gcuda_cuda_uploader * up = (struct gcuda_cuda_uploader *) arg;
     struct gcudai_cuda_scope scope;
-    // or this thread's CUDA calls would go through device 0; one that fails here fails, with a message, when it copies
+    // or this thread's CUDA calls would use device 0. A failure here is reported when the thread copies
     (void) gcudai_cuda_enter_of(&scope, up->device);
     gcudai_mutex_lock(&up->lock);
     while (!up->stop || up->head != NULL) {
@@ -35797,7 +35797,7 @@ static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b) {
     b->ptr = NULL;
 }
 
-// b gets the import and its mapping; half of it on failure.
+// b gets the import and its mapping; on failure perhaps only the import.
 static gcuda_status gcudai_cuda_map_external(const struct gcudai_cuda_device * d,
     const struct gcuda_cuda_external_memory * m, size_t size, int fd, struct gcudai_cuda_buffer * b) {
     struct cudaExternalMemoryHandleDesc handle;

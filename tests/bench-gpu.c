@@ -111,7 +111,7 @@ struct row {
     double flop;         // 0: bytes count
     double product_flop; // of products, whatever counts
     double extra;        // bytes moved besides whole leafs and the result
-    bool read_only;      // the result hardly counts: percent of the reading ceiling
+    bool read_only;      // the result is small: percent of the reading ceiling
 };
 
 // What stands after "key=", or NULL.
@@ -756,7 +756,7 @@ static struct gcuda_tensor * build(struct row * r) {
 // >>data
 // =====================================================================================================================
 
-// Random blocks of a type that has no quantizer: any codes, with scales that are numbers.
+// Random blocks of a type that has no quantizer: random codes, finite scales.
 static void fill_blocks(enum gcuda_type type, char * out, size_t n_bytes) {
     const size_t block = gcuda_type_size(type);
     for (size_t i = 0; i < n_bytes; ++i) { out[i] = (char) (random_bits() >> 11); }
@@ -1711,7 +1711,7 @@ enum { DECODER_CONTEXT = 32768, DECODER_RUNS = 50, DECODER_BEST = 64 };
 
 struct decoder {
     const char *name, *arch;
-    // half: of the values' and the last matrix of every second layer, and of the output matrix
+    // half: of values and last matrix in every second layer, and of the output matrix
     enum gcuda_type type, half;
     int64_t n_layers, n_embd, n_ff, n_heads, n_kv, n_experts, n_used, n_ff_expert;
 };
@@ -2171,7 +2171,7 @@ static const char * pair_weights(void) {
     return host;
 }
 
-// Q4_0 of m x 16384, by n columns; the same numbers whichever buffer has them.
+// Q4_0 of m x 16384, by n columns; equal values in every type of buffer.
 static void pair_begin(
     struct bench * b, gcuda_backend_buffer_type_t buft, int64_t m, int64_t n, struct pair_product * p) {
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -2201,7 +2201,7 @@ static void pair_end(struct pair_product * p) {
     gcuda_free(p->weights);
 }
 
-// What no CUDA graph can hold: as many in a row as a graph would have, given out by the host.
+// Work that cannot be captured: as many computations in a row as a graph would have, enqueued by the host.
 static double time_in_a_row(struct bench * b, void (*enqueue)(void *, int), void * user) {
     float samples[PAIR_RUNS];
     for (int i = -1; i < PAIR_RUNS; ++i) {
@@ -2465,7 +2465,7 @@ static const struct {
     const char *key, *title;
     const struct bench_target * rows;
     int n;
-    const char * product; // the way of all products; NULL: as dispatch says
+    const char * product; // path of all products; NULL: chosen by dispatch
 } tables[] = {
     { "others", "everything else", targets_others, COUNT(targets_others), NULL },
     { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own), NULL },

@@ -127,7 +127,7 @@ static struct gcuda_tensor * build_transpose(struct gcuda_context * ctx, struct 
     return gcuda_transpose(ctx, in[0]);
 }
 
-// Views of rows of blocks: some of the rows, part of each, and the same in another order.
+// Views of rows of blocks: some rows, part of each, and both in another order.
 static void ref_view_blocks(const struct op_case * c) {
     const struct arr * a = c->in[0];
     arr_new(c->out, 256, a->ne[2], a->ne[1] - 1, 1);
@@ -514,7 +514,7 @@ TEST(cpy_quantizes_k_like_the_host) {
     }
 }
 
-// So many that a warp makes some more than once.
+// Enough blocks that a warp gets several.
 TEST(cpy_quantizes_k_in_rounds) {
     enum { N_BLOCKS = 33795 };
     float * x = (float *) malloc(N_BLOCKS * 256 * sizeof *x);
@@ -582,8 +582,7 @@ TEST(cpy_requantize) {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; ++i) {
         requantize_cases(pairs[i][0], pairs[i][1], "256 512,3,2 256,4|512,2 1280,2", LAYOUT_ROWS, LAYOUT_ROWS, NULL);
     }
-    // rows of blocks that are shorter than the other side's need not hold whole ones of those, if all of them are
-    // packed
+    // rows of shorter blocks need not be multiples of the other side's blocks, if all rows are packed
     requantize_cases("Q4_0", "Q6_K", "64,12|256,3 32,8,2|512", LAYOUT_OFFSET, LAYOUT_ROWS, "short");
     requantize_cases("Q3_K", "Q8_0", "256,3|64,12 512|32,8,2", LAYOUT_ROWS, LAYOUT_OFFSET, "short");
     requantize_cases("Q4_0", "Q8_0", "32 96,2,3 96,4|64,6", LAYOUT_ROWS, LAYOUT_ROWS, "short");
@@ -814,7 +813,7 @@ TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never nam
     op_test_run(&t);
 }
 
-// a destination, b data, c indices. The reference converts row by row: the rest keeps its blocks.
+// a destination, b data, c indices. The reference converts row by row: other rows keep their blocks.
 static void ref_set_rows(const struct op_case * c) {
     const struct arr *b = c->in[1], *ids = c->in[2];
     struct arr row = { { 0, 0, 0, 0 }, NULL };

@@ -21,7 +21,7 @@ struct toy {
     char name[16];
     uint64_t seed;    // of the refusals
     int refuses;      // this many nodes of a hundred
-    bool computes;    // while it does, its memory passes for the host's
+    bool computes;    // meanwhile its memory counts as host memory
     bool is_cpu_type; // may come last in a scheduler
     bool offloads;
     long n_computed;
@@ -107,7 +107,7 @@ static gcuda_status toy_dev_props(gcuda_backend_dev_t d, struct gcuda_backend_de
 }
 static gcuda_backend_buffer_type_t toy_dev_buft(gcuda_backend_dev_t d) { return &((struct toy *) d)->buft; }
 
-// Which operation, and of which shape: the same answer each time.
+// Whether it supports an operation of this shape; the same answer each time.
 static gcuda_status toy_dev_supports(gcuda_backend_dev_t d, const struct gcuda_tensor * op) {
     const struct toy * toy = (const struct toy *) d;
     struct rng r = { toy->seed + 977 * (uint64_t) op->op + 31 * (uint64_t) op->ne[0] + (uint64_t) op->ne[1] };
@@ -182,7 +182,7 @@ enum net_kind { NET_TRANSFORMER, NET_EXPERTS };
 enum { NET_D = 64, NET_HEADS = 4, NET_KV = 2, NET_HEAD = 16, NET_FF = 96, NET_PAST = 16, NET_E = 8, NET_USED = 2 };
 
 enum { NET_MAX_WIDE = 4 };
-static int net_wide = 1; // times NET_D and so on that the networks are: rows for row-split buffers to deal out
+static int net_wide = 1; // factor of NET_D and the other sizes: gives row-split buffers enough rows
 
 struct net_layer {
     struct gcuda_context * ctx; // weights of products
@@ -373,7 +373,7 @@ struct net_data { // the inputs of a run
     int64_t rows[8];
 };
 
-// Those of run `seed`; all of its tokens attend to those before them.
+// Inputs of run `seed`; all tokens attend to earlier ones.
 static void net_fill(const struct net * net, uint64_t seed, struct net_data * d) {
     struct rng r = { 1000 + seed };
     const int64_t n = net->n_tokens, first = (int64_t) (seed % (uint64_t) (NET_PAST - n + 1));
@@ -430,7 +430,7 @@ TEST_UNUSED static bool net_answer(
     return is_ok;
 }
 
-// Mean square error of n values over the mean square of the right ones. NaN where one is.
+// Mean square error of n values divided by the mean square of the correct ones. NaN if any value is.
 TEST_UNUSED static double nmse(const float * got, const float * want, int64_t n) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
@@ -816,7 +816,7 @@ enum { AGAIN_BYTES = 1 << 20 };
 
 static bool again_build(struct again * g, int step, int64_t n) {
     const struct gcuda_init_params grows = { 0, NULL, true }, fixed = { AGAIN_BYTES, g->memory, true };
-    struct gcuda_context * leafs = gcuda_init(grows); // before the last one goes, so that it is elsewhere
+    struct gcuda_context * leafs = gcuda_init(grows); // before the last one is freed, so that its address differs
     gcuda_free(g->ctx);
     gcuda_free(g->leafs);
     g->leafs = leafs;

@@ -318,7 +318,7 @@ static void decode_blocks(enum gcuda_type type, const void * p, int64_t n, doubl
     }
 }
 
-// x becomes what `type` can hold of it. Quantized: whole blocks along dimension 0.
+// Rounds x to values of `type`. Quantized: whole blocks along dimension 0.
 static void arr_round(struct arr * a, enum gcuda_type type) {
     const struct op_type * t = op_type_of(type);
     const int64_t n = arr_n(a);
@@ -405,7 +405,7 @@ struct op_in {
 };
 
 struct op_test {
-    const char * name; // of the cases; NULL: the running test. Begins with that.
+    const char * name; // name of the cases; begins with that of the running test. NULL: equal to it
     const char *types, *shapes, *tag;
     int n_in;
     struct op_in in[OP_MAX_IN];
@@ -668,7 +668,7 @@ static bool compare_row(const struct op_test * t, enum gcuda_type type, const do
 //   rows of one element     taken together; with max_nmse above 1e-5 rows below 32 elements too
 //   one unit in the last place of a 16-bit result: the other side of a rounding boundary. In neither bound, but at most
 //   2 and 1 in 32
-//   errors below FLT_MIN    do not count, unless the result is to be exact; an rms is at least 8 * FLT_MIN
+//   errors below FLT_MIN    do not count, unless results must be exact; an rms is at least 8 * FLT_MIN
 //   quantized results       one neighbouring code exceeds the bound: NMSE alone
 //   no_max_error            logarithms around 1, which may vanish, arguments from the ends of F32, and at level full
 //                           triangular systems of up to 128 unknowns, whose single rows cancel further than F32 can
@@ -1073,7 +1073,7 @@ static void run_change_data(struct op_run * r, const char * name, int round) {
     char salted[600];
     snprintf(salted, sizeof salted, "%s#%d", name, round);
     struct rng rng = rng_for(salted);
-    run_reset(r); // results and sources that are computed in place hold the last round's
+    run_reset(r); // results, and sources overwritten in place, have values of the last round
     for (int k = 0; k < r->n_in; ++k) { fill_input(r, k, &rng); }
     for (int i = 0; i < r->n_roots; ++i) {
         free(r->roots[i].image);

@@ -1315,7 +1315,7 @@ static void begin_block(uint3 index) {
     begin_block_of_cluster(b.blocks[0], index, 0);
 }
 
-// Threads that wait for what will never happen are given up with their stacks.
+// Threads that wait forever are dropped with their stacks.
 static void give_up() {
     for (std::vector<meeting> & m : b.meetings) { m.clear(); }
     b.idle = b.all;
@@ -1599,7 +1599,7 @@ static std::set<std::string> & faults_seen() {
     return *names;
 }
 
-// Counts a call; the error it was told to fail with.
+// Counts a call. Returns the error that a test injected.
 static cudaError_t injected(const char * name) {
     counter & c = counter_of(name);
     c.calls++;
@@ -2193,8 +2193,7 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
     return finish(device_index);
 }
 
-// Ranges of virtual memory are open to the devices that were given access, for copies that name no device as for
-// kernels.
+// Devices with access may use ranges of virtual memory, in kernels and in copies that name no device.
 static bool is_closed_to(int device_index, const box & x, const box_size & n) {
     const memory * m = memory_of(x.at, span_of(x, n), true);
     return m != nullptr && m->kind == MAPPED && m->rights[device_index] == 0;
@@ -2983,7 +2982,7 @@ static void wait_for(CUstream_st * q, const std::shared_ptr<record> & mark) {
     enqueue(q, o);
 }
 
-// A chain of nodes goes into the stream itself; anything else gets a stream for each node.
+// A chain of nodes runs on the stream itself; other graphs get one stream per node.
 static bool is_chain(const CUgraphExec_st & exec, const CUstream_st & q) {
     for (size_t i = 0; i < exec.nodes.size(); ++i) {
         const exec_node & x = exec.nodes[i];
@@ -3533,7 +3532,7 @@ static void store_gone_if_unused(physical * x) {
     delete x;
 }
 
-// The memory itself lives on while it is mapped.
+// The memory exists until it is unmapped.
 static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
     const guard held(the().lock);
     const CUresult began = driver_begin("cuMemRelease"); // releases all the same

@@ -928,7 +928,7 @@ TEST(keys_and_values_stay_apart) {
     clean();
 }
 
-// Products of the same activations, with rope and writes in between, as programs list them.
+// Products of the same activations, with rope and writes in between, in the order of real programs.
 static void build_layer(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -3787,8 +3787,7 @@ TEST(norms_leave_floats_for_products_in_tiles) {
     clean();
 }
 
-// The product's step alone is made anew, and still knows what it reads; then the norm has no room at multiples of
-// sixteen bytes.
+// The product's step alone is rebuilt and keeps its sources. Then the norm's memory is not at a multiple of 16 bytes.
 TEST(a_plan_that_follows_knows_its_columns) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -4011,7 +4010,7 @@ TEST(norms_round_for_products_on_warp_groups) {
     clean();
 }
 
-// A decoder block without its attention: nine launches, of twelve that it would be.
+// A decoder block without its attention: nine launches instead of twelve.
 static void build_block(struct build * b) {
     struct gcuda_context * c = b->ctx;
     struct gcuda_tensor *x = f32(b, 4096, GATED, 1), *h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)),
@@ -4060,7 +4059,7 @@ TEST(norms_round_only_beside_what_they_read) {
 }
 
 // =====================================================================================================================
-// >>memory   what a group writes must not be what it reads
+// >>memory   results of a group must not overlap its operands
 // =====================================================================================================================
 // The result of the second node is in the memory of the first one's source, moved by `offset` elements.
 enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX, WIDER_MUL }; // WIDER: x is of 16 bits
@@ -4621,7 +4620,7 @@ TEST(fusion_is_off_for_one_graph_alone) {
     static float want[2 * ROW * ROWS];
     computes_as_wished(backend, apart, NULL, false);
     CHECK_OK(gcuda_backend_tensor_get(b.out[0], want, 0, sizeof want));
-    for (int run = 0; run < 3; ++run) { // launched, captured, replayed: the nodes are the same, the plans are two
+    for (int run = 0; run < 3; ++run) { // launched, captured, replayed: same nodes, two plans
         computes_as_wished(backend, apart, want, false);
         computes_as_wished(backend, fused, want, true);
     }
@@ -4634,7 +4633,7 @@ TEST(fusion_is_off_for_one_graph_alone) {
     computes_as_wished(backend, fused, want, false);
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
     CHECK_EQ_I(stats.n_made, 2);
-    // a plan of the caller's follows when it is given the graph
+    // a plan of the caller's changes when it is updated with the graph
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, apart);
     REQUIRE(plan != NULL);
     CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, 1);
