@@ -4211,6 +4211,8 @@ struct gcuda_launch_series {    // of the calling thread
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether device and build support programmatic dependent launch
+// Whether rows are packed and aligned for 16-byte loads. Norms and softmax sum in another order if they are not.
+GCUDA_KERNEL_API bool gcuda_has_vector_rows(const struct gcuda_array * a);
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not
 // report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
@@ -5407,6 +5409,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
+#define gcuda_has_vector_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_vector_rows)
 #define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
 #define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
@@ -31023,11 +31026,9 @@ static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor *
     return is_first == is_second ? NULL : y->src[is_first ? 1 : 0];
 }
 
-// The launchers need this before they read 16 bytes at once.
-static bool gcudai_cuda_is_aligned_16(const struct gcuda_tensor * t) {
-    uintptr_t bits = (uintptr_t) t->data;
-    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
-    return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
+static bool gcudai_cuda_has_vector_rows(const struct gcuda_tensor * t) {
+    const struct gcuda_array a = gcudai_array(t);
+    return gcuda_has_vector_rows(&a);
 }
 
 // False if one is NULL.
@@ -31150,7 +31151,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(OWN,        "is a view",                                         y->view_src == NULL)                            \
     X(UNIT,       "has elements that are not next to each other",      y->nb[0] == sizeof(float))                      \
     X(PACKED,     "is not contiguous",                                 gcuda_is_contiguous(y))                         \
-    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_aligned_16(y))                   \
+    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_has_vector_rows(y))                 \
     X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))              \
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                  \
     X(READ_TWICE, "is not read by exactly two nodes",                                                                  \
@@ -31163,7 +31164,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(V_PACKED,   "reads something that is not contiguous",            gcuda_is_contiguous(v))                         \
     X(V_ROWS,     "reads rows that are not contiguous",                gcuda_is_contiguous_rows(v))                    \
     X(V_ALIGNED,  "is aligned otherwise than what it reads",                                                           \
-        gcudai_cuda_is_aligned_16(v) == gcudai_cuda_is_aligned_16(y))                                                  \
+        gcudai_cuda_has_vector_rows(v) == gcudai_cuda_has_vector_rows(y))                                              \
     X(X_F32,      "has another operand that is not F32",               x->type == GCUDA_TYPE_F32)                      \
     X(X_SAME,     "has another operand of another shape",              gcuda_are_same_shape(x, y))                     \
     X(X_ROWS,     "has another operand that does not repeat F32 rows", gcudai_cuda_is_row_operand(x, y))               \
@@ -31225,7 +31226,7 @@ static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) &&
-           gcuda_nrows(a) == 1 && gcudai_cuda_is_aligned_16(a) && gcudai_cuda_is_aligned_16(b);
+           gcuda_nrows(a) == 1 && gcudai_cuda_has_vector_rows(a) && gcudai_cuda_has_vector_rows(b);
 }
 
 static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
@@ -31569,9 +31570,9 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     const struct gcuda_tensor * x = w->node[0]->src[0];
     const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
     // vectorized before and not after, or the reverse: sums would have another order
-    const bool was_wide = gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
-    const bool is_wide =
-        gcudai_cuda_is_aligned_16(x) && gcudai_cuda_is_aligned_16(y) && (sum == NULL || gcudai_cuda_is_aligned_16(sum));
+    const bool was_wide = gcudai_cuda_has_vector_rows(norm->src[0]) && gcudai_cuda_has_vector_rows(norm);
+    const bool is_wide = gcudai_cuda_has_vector_rows(x) && gcudai_cuda_has_vector_rows(y) &&
+                         (sum == NULL || gcudai_cuda_has_vector_rows(sum));
     if (!gcudai_cuda_need(w, i, was_wide == is_wide, "would sum in another order, as alignments differ") ||
         !gcudai_cuda_may_write(w, m->n, y, true) || !gcudai_cuda_may_write_sum(m, sum, y)) {
         return GCUDAI_CUDA_TRY_FEWER;
@@ -31793,7 +31794,7 @@ static bool gcudai_cuda_as_heads(
 // The kernel sums in the order of aligned rows.
 static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64_t ne0, int64_t n_heads) {
     return norm->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
-           norm->ne[1] == n_heads && gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
+           norm->ne[1] == n_heads && gcudai_cuda_has_vector_rows(norm->src[0]) && gcudai_cuda_has_vector_rows(norm);
 }
 
 // What comes before and after rope.
@@ -32086,9 +32087,9 @@ static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcuda
     const struct gcuda_tensor * clamp = gcudai_cuda_of_row(m, 5);
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
     p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_aligned_16(probs->src[0]) && gcudai_cuda_is_aligned_16(probs);
+    p->is_wide = gcudai_cuda_has_vector_rows(probs->src[0]) && gcudai_cuda_has_vector_rows(probs);
     p->has_norm = sum != NULL;
-    p->is_wide_weights = sum != NULL && gcudai_cuda_is_aligned_16(sum->src[0]);
+    p->is_wide_weights = sum != NULL && gcudai_cuda_has_vector_rows(sum->src[0]);
     p->has_least = clamp != NULL;
     p->least = clamp != NULL ? gcudai_clamp_params_of(clamp).min : 0.0f;
     p->is_scaled = scale != NULL;
@@ -32100,8 +32101,8 @@ static int gcudai_cuda_fit_late_route(const struct gcudai_cuda_match * m, union 
     struct gcuda_route_args * p = &args->route;
     const struct gcuda_tensor * y = m->w->node[2];
     p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_aligned_16(m->w->node[0]->src[0]);
-    p->is_wide_weights = gcudai_cuda_is_aligned_16(y->src[0]) && gcudai_cuda_is_aligned_16(y);
+    p->is_wide = gcudai_cuda_has_vector_rows(m->w->node[0]->src[0]);
+    p->is_wide_weights = gcudai_cuda_has_vector_rows(y->src[0]) && gcudai_cuda_has_vector_rows(y);
     return gcudai_cuda_route_arrays(m, 0, p);
 }
 

@@ -2490,6 +2490,8 @@ struct gcuda_launch_series * gcuda_thread_launches(void) {
     return &series;
 }
 
+bool gcuda_has_vector_rows(const gcuda_array * a) { return is_wide(*a); }
+
 bool gcuda_has_overlap(void) {
     int binary_cc = 0, ptx_cc = 0; // the running code comes from PTX for ptx_cc, also after JIT
     return asked((cudaError_t) gcuda_kernels_compiled_for(&binary_cc, &ptx_cc)) && ptx_cc >= 900 &&
