@@ -188,7 +188,7 @@ SIM = $(B)/sim
 SIM_CFLAGS ?= -O1 -g1
 SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
 SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -Wno-psabi -DGCUDA_CUDA -Itests/sim/include -I. -Itests
-# gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
+# gcuda_kernels.cu is compiled in parts (#if GCUDAI_PART(n)), in parallel with make -j.
 KERNEL_PARTS := $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu 2> /dev/null | sort -nu)
 # SIM_SHARED: those that are linked as the plain build in another folder has them (tests/sim/run.py).
 SIM_SHARED ?=
@@ -206,7 +206,7 @@ $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
 # with -fsanitize=undefined: parts without it, which are compiled in two thirds of the time
 $(SIM_DEFINED:%=$(SIM)/gcuda_kernels-%.o): SIM_CXX += -fno-sanitize=undefined
 
-# a part does not use all that the parts share. SIM_KERNEL_CFLAGS: behind SIM_CFLAGS, for the kernels alone
+# a part does not use all that the parts share. SIM_KERNEL_CFLAGS: added to SIM_CFLAGS, for the kernels alone
 $(SIM_OWN_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_CXX) $(SIM_KERNEL_CFLAGS) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
 
@@ -327,7 +327,7 @@ $(CUDA):
 $(CUDA)/flags: always | $(CUDA)
 	@echo '$(NVCC) $(KERNEL_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(KERNEL_FLAGS)' > $@
 
-# what nvcc said and the processor time that it took stay beside the object, for tests/cuda.py and make size
+# messages and processor time of nvcc are kept next to the object, for tests/cuda.py and make size
 $(KERNEL_OBJECTS): $(CUDA)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(CUDA)/flags
 	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@ > $@.log 2>&1; status=$$?; \
 	times > $@.times; cat $@.log >&2; exit $$status

@@ -2354,10 +2354,10 @@ struct gcuda_mul_mat_epilogue {
 };
 
 // Launchers only: float rows as F16, with a power of two taken out of a row that F16 could not hold, or only with a
-// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1.
-// Then the way back, for rows of F32.
+// loss of digits. Its factor goes to scale, so that x = scale * y; other rows have 1. half_rows_back reverses the
+// scaling, for rows of F32.
 struct gcuda_half_rows_args {
-    struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for the way back (x: no data)
+    struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for half_rows_back (x: no data)
     float * scale;           // one per row, counted over dimensions 1, 2, 3
 };
 
@@ -3046,7 +3046,7 @@ GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_conc
 // the variable GCUDA_CHECK_MEMORY is set (to anything but 0) when the allocator or scheduler is made.
 GCUDA_API void gcuda_gallocr_set_check(gcuda_gallocr_t galloc, bool is_on);
 // Plans the graph and makes the buffers large enough. The ids are indices into bufts, one per node and one per leaf;
-// NULL: all 0. A buffer that grows is allocated anew: tensors placed in it before have lost their contents and memory.
+// NULL: all 0. A buffer that grows is reallocated: tensors placed in it before lose their contents and memory.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
@@ -3602,8 +3602,8 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
 // runtime. Without it these functions still exist: the device list is empty, and init fails with a message that gives
 // the reason.
 //
-// CUDA's own last error of a thread stays the caller's as long as every call succeeds. A call that fails, or that has
-// tried one way in vain, clears it. A custom node's callback that fails without an error of CUDA's is reported with the
+// CUDA's own last error of a thread stays the caller's as long as every call succeeds. A call that fails, or whose
+// first attempt failed, clears it. A custom node's callback that fails without an error of CUDA's is reported with the
 // caller's old one, if there is one.
 
 typedef struct CUstream_st * gcuda_stream; // cudaStream_t
@@ -4209,6 +4209,8 @@ struct gcuda_launch_series {    // of the calling thread
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void); // whether device and build support programmatic dependent launch
+// Whether rows are packed and aligned for 16-byte loads. Norms and softmax sum in another order if they are not.
+GCUDA_KERNEL_API bool gcuda_has_vector_rows(const struct gcuda_array * a);
 // All architectures that the kernels were compiled for: "800,900" (9.0a counts as 900); "" if the compiler does not
 // report them.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
@@ -4388,12 +4390,13 @@ enum gcuda_mul_mat_path {
 enum gcuda_mul_mat_stage { GCUDA_MUL_MAT_ALL, GCUDA_MUL_MAT_ACTIVATIONS, GCUDA_MUL_MAT_PRODUCT };
 struct gcuda_mul_mat_device { // a device, current or not
     int capability;           // 100 * major + 10 * minor
-    bool has_wgmma;           // gcuda_has_warp_groups on it, and 227 KiB of shared memory per block
+    bool has_wgmma;           // gcuda_has_warp_groups on it, and GCUDA_MUL_MAT_WG_SHARED per block
 };
-#define GCUDA_MUL_MAT_GROUP 3       // products in a group
-#define GCUDA_MUL_MAT_TILE_FUSED 16 // activation columns with an epilogue, TILE
-#define GCUDA_MUL_MAT_WG_TILE 256   // activation columns
-struct gcuda_mul_mat_job {          // zero-filled except args: path PLAIN
+#define GCUDA_MUL_MAT_WG_SHARED (227 * 1024) // bytes of shared memory that WGMMA needs
+#define GCUDA_MUL_MAT_GROUP 3                // products in a group
+#define GCUDA_MUL_MAT_TILE_FUSED 16          // activation columns with an epilogue, TILE
+#define GCUDA_MUL_MAT_WG_TILE 256            // activation columns
+struct gcuda_mul_mat_job {                   // zero-filled except args: path PLAIN
     enum gcuda_mul_mat_path path;
     const struct gcuda_mul_mat_args * args; // a product, or n_args of them
     int n_args;                             // 0: one product; 1 to GCUDA_MUL_MAT_GROUP: a group (VEC, TILE, WGMMA)
@@ -5394,6 +5397,7 @@ GCUDA_API size_t gcuda_gguf_split_prefix(char * prefix, size_t size, const char 
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
+#define gcuda_has_vector_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_vector_rows)
 #define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
 #define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
@@ -8031,7 +8035,7 @@ struct gcudai_globals {
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL,
     { NULL, NULL, NULL }, NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 }, { 0 } };
 
-// Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
+// Value of an environment variable; NULL: unset, or variables are disabled by the program or GCUDA_NO_ENV.
 static const char * gcudai_env(const char * name) {
 #if defined(GCUDA_NO_ENV)
     (void) name;
@@ -8521,8 +8525,8 @@ static float gcudai_bits_f32(uint32_t bits) {
     return x;
 }
 
-// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24;
-// made that way it survives flush-to-zero modes of the caller.
+// Exact, and a NaN becomes quiet. A subnormal is an integer times 2^-24; computed so, it survives the caller's
+// flush-to-zero modes.
 static float gcudai_fp16_to_fp32(gcuda_fp16_t h) {
     const uint32_t mag = h & 0x7fffu;
     const uint32_t tiny = gcudai_f32_bits((float) (int) mag * (1.0f / 16777216.0f));
@@ -8569,7 +8573,7 @@ gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 #define GCUDAI_IF_yes(a, b) a
 #define GCUDAI_IF_no(a, b) b
 
-// n weights, whole blocks, by way of the codes that matrix products expand them to (>>impl-simd).
+// Dequantizes n weights, whole blocks, from the codes to which matrix products expand them (>>impl-simd).
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
 
 #define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
@@ -9330,6 +9334,24 @@ void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc) {
     if (ctx != NULL) { ctx->no_alloc = no_alloc; }
 }
 
+// The block that gets the next object, of `bytes` bytes with its header. NULL: none has room; latched.
+static struct gcudai_arena_block * gcudai_arena_block_for(struct gcuda_context * ctx, size_t bytes) {
+    struct gcudai_arena_block * b = ctx->block;
+    if (b != NULL && bytes <= b->size - GCUDAI_MIN(b->used, b->size)) { return b; }
+    if (ctx->is_growing) {
+        const size_t want = b != NULL ? GCUDAI_MIN(b->size * 2, GCUDAI_ARENA_MAX_BYTES) : GCUDAI_ARENA_MIN_BYTES;
+        b = gcudai_arena_add(ctx, NULL, GCUDAI_MAX(want, bytes));
+        if (b == NULL) { gcudai_latch(ctx, GCUDA_STATUS_ALLOC_FAILED); }
+        return b;
+    }
+    gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                          "context is full: %llu bytes wanted, %llu of %llu used: mem_size "
+                          "is too small (0: it grows as needed)",
+                          (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0),
+                          (unsigned long long) (b ? b->size : 0)));
+    return NULL;
+}
+
 // An object of the arena, its payload uninitialised. Latches on failure.
 static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_kind kind, size_t size) {
     size_t bytes = 0;
@@ -9339,24 +9361,8 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
                               (unsigned long long) size));
         return NULL;
     }
-    struct gcudai_arena_block * b = ctx->block;
-    if ((b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) && ctx->is_growing) {
-        size_t want = b ? GCUDAI_MIN(b->size * 2, GCUDAI_ARENA_MAX_BYTES) : GCUDAI_ARENA_MIN_BYTES;
-        want = GCUDAI_MAX(want, bytes);
-        b = gcudai_arena_add(ctx, NULL, want);
-        if (b == NULL) {
-            gcudai_latch(ctx, GCUDA_STATUS_ALLOC_FAILED);
-            return NULL;
-        }
-    }
-    if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
-                              "context is full: %llu bytes wanted, %llu of %llu used: mem_size "
-                              "is too small (0: it grows as needed)",
-                              (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0),
-                              (unsigned long long) (b ? b->size : 0)));
-        return NULL;
-    }
+    struct gcudai_arena_block * b = gcudai_arena_block_for(ctx, bytes);
+    if (b == NULL) { return NULL; }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
     b->used += bytes;
     o->next = NULL;
@@ -9433,21 +9439,24 @@ static void * gcudai_view_address(const struct gcuda_tensor * owner, size_t offs
     return owner->data ? (char *) owner->data + GCUDAI_MIN(offs, gcuda_nbytes(owner)) : NULL;
 }
 
+// Makes *offs, an offset in `of`, one in its root, which must contain n_bytes from there.
+static gcuda_status gcudai_view_place(const struct gcuda_tensor * of, size_t n_bytes, size_t * offs) {
+    const struct gcuda_tensor * root = of->view_src != NULL ? of->view_src : of;
+    size_t end = 0;
+    const bool is_ok =
+        (root == of || gcudai_add_size(*offs, of->view_offs, offs)) && gcudai_add_size(*offs, n_bytes, &end);
+    if (is_ok && (n_bytes == 0 || end <= gcuda_nbytes(root))) { return GCUDA_STATUS_SUCCESS; }
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+        "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes", (unsigned long long) n_bytes,
+        (unsigned long long) *offs, gcudai_called(root), (unsigned long long) gcuda_nbytes(root));
+}
+
 // A contiguous tensor; with view_src a view of it at offs bytes (of its root, if it is itself a view). Latches.
 static struct gcuda_tensor * gcudai_tensor_new(
     struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
-    size_t nb[GCUDA_MAX_DIMS], n_bytes = 0, end = 0;
+    size_t nb[GCUDA_MAX_DIMS], n_bytes = 0;
     gcuda_status st = gcudai_layout(type, ne, nb, &n_bytes);
-    if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) {
-        const struct gcuda_tensor * root = view_src->view_src ? view_src->view_src : view_src;
-        const bool is_ok = (root == view_src || gcudai_add_size(offs, view_src->view_offs, &offs)) &&
-                           gcudai_add_size(offs, n_bytes, &end);
-        if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
-            st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                "a view of %llu bytes at offset %llu does not fit into %s of %llu bytes", (unsigned long long) n_bytes,
-                (unsigned long long) offs, gcudai_called(root), (unsigned long long) gcuda_nbytes(root));
-        }
-    }
+    if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) { st = gcudai_view_place(view_src, n_bytes, &offs); }
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_latch(ctx, st);
         return NULL;
@@ -9804,7 +9813,7 @@ struct gcudai_task {
     struct gcudai_run * run;
 };
 
-// Asks the callback, one thread at a time; who comes meanwhile goes on.
+// Asks the callback, one thread at a time; other threads continue without asking.
 static bool gcudai_run_poll(void * user) {
     struct gcudai_run * run = (struct gcudai_run *) user;
     if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && gcudai_atomic_cas_i32(&run->is_asking, 0, 1)) {
@@ -12889,7 +12898,7 @@ static void gcudai_set_params(struct gcuda_tensor * y, const void * params, size
     if (size > 0) { memcpy(y->op_params, params, size); }
 }
 
-// ---- what constructors are made of ----
+// ---- parts of constructors ----
 
 GCUDAI_PRINTF(3, 4)
 static struct gcuda_tensor * gcudai_op_error(struct gcuda_context * ctx, enum gcuda_op op, const char * fmt, ...) {
@@ -13038,7 +13047,7 @@ static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcu
         return fn(ctx, __VA_ARGS__, true);                \
     }
 
-// ---- what CPU functions are made of ----
+// ---- parts of CPU functions ----
 
 // Describes a tensor as an array. A dimension of one element gets its packed stride, because a view may have any. So a
 // contiguous tensor also has the strides of one.
@@ -14012,8 +14021,8 @@ static void gcudai_strided_copy_run(const struct gcudai_strided_copy * w, int64_
 
 // ---- checks and constructors ----
 
-// Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
-// interleave without meeting are refused too. A tensor without elements is disjoint.
+// Every dimension steps over the whole extent of the smaller ones: no two elements share memory. Interleaved strides
+// without overlap are refused too. A tensor without elements is disjoint.
 static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
     const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
     size_t extent = gcuda_type_size(type);
@@ -15922,7 +15931,7 @@ GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
 
 // ---- row work: a row is one item, a long one is cut into parts whose sums are added between phases ----
 
-#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for anything done here
+#define GCUDAI_ROW_PART 32768 // elements of a part: below 0.2 ms for every operation here
 #define GCUDAI_N_SLOTS 2
 
 struct gcudai_row_part {
@@ -17692,14 +17701,12 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) { return v < 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
     int64_t n_shared, int64_t k, enum gcuda_prec prec) {
-    const bool exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
-    if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
-        return exact                                         ? GCUDAI_MM_DOT
-               : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL
-                                                             : GCUDAI_MM_Q_DOT;
-    }
-    if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
-    return n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    const bool is_exact = gcudai_is_float(a) || m < 16 || prec == GCUDA_PREC_F32;
+    const bool is_small = k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4;
+    const bool has_panels = simd->q_panel != NULL;
+    if (is_exact && is_small) { return GCUDAI_MM_DOT; }
+    if (is_exact || (!is_small && !has_panels && n >= 48)) { return GCUDAI_MM_GEMM; }
+    return has_panels && n_shared >= GCUDAI_MM_MANY ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
 }
 
 // m rows times n columns that share them, k deep. The cost of a tile is limited: an abort is seen within 5 ms.
@@ -18664,9 +18671,8 @@ static void gcudai_flash_attn_ext_back_args(const struct gcuda_tensor * y, union
     p->prec = (enum gcuda_prec) params.prec;
 }
 
-// How the work is cut. Phase 0: blocks of queries of one head go over the positions, add up dq, and leave what the
-// softmax of a query is made of. Phase 1: tiles of positions of the heads that share k or v go over the queries.
-// Phase 2: sinks.
+// Division of the work. Phase 0: blocks of queries of one head process the positions, add up dq, and store the softmax
+// state of each query. Phase 1: tiles of positions of the heads that share k or v go over the queries. Phase 2: sinks.
 struct gcudai_attn_back_plan {
     int64_t n_units;         // of heads, each with whole heads of k and v
     int64_t block, n_blocks; // queries of one head
@@ -18688,8 +18694,7 @@ static struct gcudai_attn_back_plan gcudai_attn_back_plan_of(const struct gcuda_
     return a;
 }
 
-// What softmax and gradient of a query are made of: P[j] = exp(x[j] - top) * unit.
-// A token that may attend to nothing: zeros.
+// Softmax state of a query: P[j] = exp(x[j] - top) * unit. A token that may attend to nothing: zeros.
 struct gcudai_attn_query {
     float top, unit, dot, sink; // dot: D; sink: P of the sink
 };
@@ -21109,7 +21114,7 @@ gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tens
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A slice for one who knows that its use counts are those of the nodes as they are: later nodes are not looked at.
+// Nodes [i0, i1) as a graph whose use counts are still correct, so later nodes are not checked.
 static struct gcuda_cgraph gcudai_graph_counted_view(struct gcuda_cgraph * graph, int i0, int i1) {
     struct gcuda_cgraph v;
     GCUDAI_ZERO(v);
@@ -22855,7 +22860,7 @@ static gcuda_status gcudai_entry_fail(const char * what, const char * name, cons
         name != NULL && name[0] != '\0' ? name : "(no name)", entry);
 }
 
-// Each of these: whether the object exists and has its entries; if not, the message is set.
+// Each checks that the object exists and has its entries; if not, it sets the message.
 
 static gcuda_status gcudai_buft_check(gcuda_backend_buffer_type_t t, const char * dev) {
     if (t == NULL) { return gcudai_entry_fail("device", dev, "buffer type"); }
@@ -24037,7 +24042,7 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
 struct gcudai_pool_jobs {
     void (*fn)(void * user, int64_t chunk, int thread);
     void * user;
-    bool (*poll_abort)(void * user); // one call at a time, which is its own affair. NULL: never
+    bool (*poll_abort)(void * user); // serializes its calls itself. NULL: never
     void * abort_user;
     int64_t n_chunks;
     int n_jobs;
@@ -24170,7 +24175,7 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     }
     pool->params = p;
     pool->process = gcudai_process();
-    // more threads than processors: who spins holds up who works
+    // more threads than processors: a spinning thread would delay a working one
     pool->spin_us = p.n_threads > gcudai_cpu_count() ? 0 : (int64_t) p.poll * 2 / 5;
     gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
     gcudai_pool_start_workers(pool);
@@ -24236,7 +24241,7 @@ static bool gcudai_writes_source(const struct gcuda_tensor * t, int k) {
     return t->op == GCUDA_OP_OPT_STEP_ADAMW && (k == 2 || k == 3);
 }
 
-// The one rule of what the CPU can do: supports_op and compute both ask it.
+// Whether the CPU can compute a node: used by supports_op and by compute.
 static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_check_node(y));
     return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
@@ -24604,8 +24609,7 @@ static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
                               : gcudai_default_n_threads();
 }
 
-// The pool to use for n threads. The backend's own pool is made anew when it is too small or was inherited through
-// fork().
+// The pool to use for n threads. The backend's own pool is replaced if it is too small or was inherited through fork().
 static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
     *pool = cpu->user_pool;
     if (cpu->user_pool != NULL || n_threads == 1) { return GCUDA_STATUS_SUCCESS; }
@@ -25588,7 +25592,7 @@ struct gcudai_cuda_ledger {
     struct gcuda_cuda_stats stats;        // in_use is computed on request
 };
 
-// Memory, and whom it goes back to. Zero is a piece without memory.
+// Memory and the allocator that frees it. Zero-filled: no memory.
 struct gcudai_cuda_piece {
     void * ptr;
     size_t size;
@@ -25641,7 +25645,7 @@ static unsigned long long gcudai_cuda_free_bytes(void) {
     return (unsigned long long) n_free;
 }
 
-// A ledger and those that its bookings go into as well; their number.
+// A ledger and those that get its entries as well (whole, above). Returns their number.
 static int gcudai_cuda_ledgers(struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_ledger * all[3]) {
     int n = 0;
     if (ledger != NULL) {
@@ -26441,7 +26445,7 @@ struct gcudai_cublas {
     struct gcudai_cublas * next;  // in that list
     int device;
     struct CUctx_st * context; // of the caller's, that it lives in; NULL: the device's own
-    bool has_asked;            // for its workspace, which stays what it is then: a captured graph remembers it
+    bool has_asked;            // its workspace is fixed now: captured graphs have the address
     struct gcudai_cuda_piece workspace;
 #define X(name, args) int(*name) args;
     GCUDAI_CUBLAS_FUNCTIONS(X)
@@ -27894,9 +27898,10 @@ static void gcudai_cuda_join_batch(struct gcuda_array * t) {
 static void gcudai_cuda_join_batches(struct gcuda_mul_mat_args * p) {
     const bool is_one_to_one = p->a.ne[2] == p->b.ne[2] && p->a.ne[3] == p->b.ne[3],
                is_one_to_all = p->a.ne[2] * p->a.ne[3] == 1;
-    if (p->b.ne[3] > 1 && (p->b.ne[2] == 1 || is_one_to_one || is_one_to_all) && gcudai_cuda_can_join_batch(&p->a) &&
-        gcudai_cuda_can_join_batch(&p->b) && gcudai_cuda_can_join_batch(&p->y) &&
-        p->b.ne[2] * p->b.ne[3] <= INT32_MAX) {
+    const bool is_regular = p->b.ne[2] == 1 || is_one_to_one || is_one_to_all;
+    const bool can_join =
+        gcudai_cuda_can_join_batch(&p->a) && gcudai_cuda_can_join_batch(&p->b) && gcudai_cuda_can_join_batch(&p->y);
+    if (p->b.ne[3] > 1 && is_regular && can_join && p->b.ne[2] * p->b.ne[3] <= INT32_MAX) {
         gcudai_cuda_join_batch(&p->a);
         gcudai_cuda_join_batch(&p->b);
         gcudai_cuda_join_batch(&p->y);
@@ -28049,9 +28054,10 @@ static struct gcuda_mul_mat_job gcudai_cuda_mm_case_job(
 
 // PACKED packs both operands itself, so only sizes and types matter.
 static bool gcudai_cuda_mm_packed_takes(const struct gcuda_mul_mat_args * p) {
-    return p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2 &&
-           gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && p->y.type == GCUDA_TYPE_F32 &&
-           p->y.nb[0] == sizeof(float);
+    const bool fits =
+        p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2;
+    const bool is_packed_f32 = p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
+    return fits && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && is_packed_f32;
 }
 
 // Whether a product can take a path.
@@ -28235,9 +28241,10 @@ static bool gcudai_cuda_mm_rule_pays(const struct gcudai_cuda_mm_rule * r, const
                         (c->may_cublas ? GCUDAI_CUDA_MM_UNLESS_CUBLAS : 0) |
                         (c->device->has_cublas ? GCUDAI_CUDA_MM_NO_CUBLAS : 0) |
                         (c->device->kernels.has_wgmma ? 0 : GCUDAI_CUDA_MM_HAS_WGMMA);
-    return (r->flags & refused) == 0 && (c->experts == NULL || (r->flags & GCUDAI_CUDA_MM_EXPERTS) != 0) &&
-           (r->types >> type & 1) != 0 && c->device->kernels.capability >= r->min_capability &&
-           gcudai_cuda_mm_rule_is_within(r, c) &&
+    const int wanted = c->experts != NULL ? GCUDAI_CUDA_MM_EXPERTS : 0;
+    const bool applies = (r->flags & refused) == 0 && (r->flags & wanted) == wanted && (r->types >> type & 1) != 0 &&
+                         c->device->kernels.capability >= r->min_capability;
+    return applies && gcudai_cuda_mm_rule_is_within(r, c) &&
            ((r->flags & GCUDAI_CUDA_MM_VECTORIZED) == 0 || gcudai_cuda_mm_is_vectorized(c));
 }
 
@@ -28324,7 +28331,7 @@ static struct gcudai_cuda_mm_choice gcudai_cuda_mm_choice_with(enum gcudai_cuda_
 
 // Whether wgmma kernels fit. max_shared: bytes of shared memory that a block may use, by the device or
 // gcuda_cuda_params.max_shared.
-static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= (size_t) 227 << 10; }
+static bool gcudai_cuda_fits_wgmma(size_t max_shared) { return max_shared >= GCUDA_MUL_MAT_WG_SHARED; }
 
 static struct gcudai_cuda_mm_device gcudai_cuda_mm_device_of(const struct gcudai_cuda * cu) {
     struct gcudai_cuda_mm_device d;
@@ -29057,7 +29064,7 @@ static gcuda_status gcudai_cuda_peer_context(struct gcudai_cuda * cu, int device
                 "gcuda_cuda_params.peer allows direct copies",
                 cu->device->name, device);
         }
-        // on other routes scratch is copied through the host
+        // on other paths scratch is copied through the host
         if (gcudai_cuda_peer_path(cu, device) == GCUDA_CUDA_PEER_PATH_DIRECT) {
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->subs[device]->pool, cu->device->index);
@@ -30855,9 +30862,11 @@ static bool gcudai_cuda_has_value(const struct gcudai_cuda_seen * s) {
     const struct gcuda_tensor * t = s->tensor;
     const struct gcudai_node_value * v = &s->dynamic_key;
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
-    return t->data == v->data && (const void *) buffer == v->buffer && t->view_offs == v->view_offs &&
-           (const void *) (buffer != NULL ? buffer->buft : NULL) == v->buffer_type &&
-           memcmp(t->op_params, v->params, sizeof(v->params)) == 0 && gcudai_cuda_where_parts_are(t) == v->extra;
+    const void * buffer_type = buffer != NULL ? buffer->buft : NULL;
+    const bool is_in_place = t->data == v->data && t->view_offs == v->view_offs && (const void *) buffer == v->buffer &&
+                             buffer_type == v->buffer_type;
+    return is_in_place && memcmp(t->op_params, v->params, sizeof(v->params)) == 0 &&
+           gcudai_cuda_where_parts_are(t) == v->extra;
 }
 
 // Whether later nodes of the graph use the slice's nodes as in the snapshot.
@@ -31005,14 +31014,12 @@ static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor *
     return is_first == is_second ? NULL : y->src[is_first ? 1 : 0];
 }
 
-// The launchers need this before they read 16 bytes at once.
-static bool gcudai_cuda_is_aligned_16(const struct gcuda_tensor * t) {
-    uintptr_t bits = (uintptr_t) t->data;
-    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
-    return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
+static bool gcudai_cuda_has_vector_rows(const struct gcuda_tensor * t) {
+    const struct gcuda_array a = gcudai_array(t);
+    return gcuda_has_vector_rows(&a);
 }
 
-// Of NULL with anything: false.
+// False if one is NULL.
 static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
     if (a == NULL || b == NULL) { return false; }
     const uintptr_t a0 = (uintptr_t) a->data, b0 = (uintptr_t) b->data;
@@ -31132,7 +31139,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(OWN,        "is a view",                                         y->view_src == NULL)                            \
     X(UNIT,       "has elements that are not next to each other",      y->nb[0] == sizeof(float))                      \
     X(PACKED,     "is not contiguous",                                 gcuda_is_contiguous(y))                         \
-    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_is_aligned_16(y))                   \
+    X(WIDE,       "is not aligned for loads of 16 bytes",              gcudai_cuda_has_vector_rows(y))                 \
     X(INNER,      "reads a result that other nodes read as well",      gcudai_cuda_is_inner(m->w, i - 1))              \
     X(READ_ONCE,  "is read by other nodes as well",                    gcudai_cuda_is_inner(m->w, i))                  \
     X(READ_TWICE, "is not read by exactly two nodes",                                                                  \
@@ -31145,7 +31152,7 @@ static const struct gcuda_tensor * gcudai_cuda_operand_of_row(const struct gcuda
     X(V_PACKED,   "reads something that is not contiguous",            gcuda_is_contiguous(v))                         \
     X(V_ROWS,     "reads rows that are not contiguous",                gcuda_is_contiguous_rows(v))                    \
     X(V_ALIGNED,  "is aligned otherwise than what it reads",                                                           \
-        gcudai_cuda_is_aligned_16(v) == gcudai_cuda_is_aligned_16(y))                                                  \
+        gcudai_cuda_has_vector_rows(v) == gcudai_cuda_has_vector_rows(y))                                              \
     X(X_F32,      "has another operand that is not F32",               x->type == GCUDA_TYPE_F32)                      \
     X(X_SAME,     "has another operand of another shape",              gcuda_are_same_shape(x, y))                     \
     X(X_ROWS,     "has another operand that does not repeat F32 rows", gcudai_cuda_is_row_operand(x, y))               \
@@ -31207,7 +31214,7 @@ static bool gcudai_cuda_is_of_parts(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
     return a->op == GCUDA_OP_VIEW && b->view_offs > a->view_offs && gcudai_cuda_is_part(b, a, b->view_offs) &&
-           gcuda_nrows(a) == 1 && gcudai_cuda_is_aligned_16(a) && gcudai_cuda_is_aligned_16(b);
+           gcuda_nrows(a) == 1 && gcudai_cuda_has_vector_rows(a) && gcudai_cuda_has_vector_rows(b);
 }
 
 static bool gcudai_cuda_is_next_part(const struct gcudai_cuda_match * m, int i) {
@@ -31238,8 +31245,9 @@ static bool gcudai_cuda_chooses_ids(const struct gcudai_cuda_match * m, int i) {
 
 // t has one element per row, so that get_rows chooses among the elements of `from`.
 static bool gcudai_cuda_is_column_of(const struct gcuda_tensor * t, const struct gcuda_tensor * from) {
-    return t->op == GCUDA_OP_RESHAPE && t->src[0] == from && t->view_src == (from->view_src ? from->view_src : from) &&
-           t->ne[0] == 1 && t->ne[1] == from->ne[0] && t->ne[2] == from->ne[1];
+    const struct gcuda_tensor * owner = from->view_src != NULL ? from->view_src : from;
+    const bool is_column = t->ne[0] == 1 && t->ne[1] == from->ne[0] && t->ne[2] == from->ne[1];
+    return t->op == GCUDA_OP_RESHAPE && t->src[0] == from && t->view_src == owner && is_column;
 }
 
 // get_rows at node i reads the probabilities; or the logits, where softmax comes last.
@@ -31550,9 +31558,9 @@ static int gcudai_cuda_fit_norm_mul(const struct gcudai_cuda_match * m, union gc
     const struct gcuda_tensor * x = w->node[0]->src[0];
     const struct gcuda_tensor * sum = i > 0 && !gcudai_cuda_is_inner(w, 0) ? w->node[0] : NULL;
     // vectorized before and not after, or the reverse: sums would have another order
-    const bool was_wide = gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
-    const bool is_wide =
-        gcudai_cuda_is_aligned_16(x) && gcudai_cuda_is_aligned_16(y) && (sum == NULL || gcudai_cuda_is_aligned_16(sum));
+    const bool was_wide = gcudai_cuda_has_vector_rows(norm->src[0]) && gcudai_cuda_has_vector_rows(norm);
+    const bool is_wide = gcudai_cuda_has_vector_rows(x) && gcudai_cuda_has_vector_rows(y) &&
+                         (sum == NULL || gcudai_cuda_has_vector_rows(sum));
     if (!gcudai_cuda_need(w, i, was_wide == is_wide, "would sum in another order, as alignments differ") ||
         !gcudai_cuda_may_write(w, m->n, y, true) || !gcudai_cuda_may_write_sum(m, sum, y)) {
         return GCUDAI_CUDA_TRY_FEWER;
@@ -31670,14 +31678,12 @@ struct gcudai_cuda_inputs {
 
 // The stage that a node may be of; STAGES: of none.
 static enum gcudai_cuda_heads_stage gcudai_cuda_stage_of(const struct gcuda_tensor * t) {
-    switch (t->op) {
-        case GCUDA_OP_ADD: return GCUDAI_CUDA_HEADS_BIAS;
-        case GCUDA_OP_RMS_NORM: return GCUDAI_CUDA_HEADS_NORM;
-        case GCUDA_OP_MUL: return GCUDAI_CUDA_HEADS_WEIGHTS;
-        case GCUDA_OP_ROPE: return GCUDAI_CUDA_HEADS_ROPE;
-        case GCUDA_OP_SET_ROWS: return GCUDAI_CUDA_HEADS_SET;
-        default: return gcudai_cuda_is_hadamard(t) ? GCUDAI_CUDA_HEADS_HADAMARD : GCUDAI_CUDA_HEADS_STAGES;
-    }
+    static const enum gcuda_op ops[GCUDAI_CUDA_HEADS_STAGES] = { GCUDA_OP_ADD, GCUDA_OP_RMS_NORM, GCUDA_OP_MUL,
+        GCUDA_OP_ROPE, GCUDA_OP_MUL_MAT, GCUDA_OP_SET_ROWS };
+    int stage = 0;
+    while (stage < GCUDAI_CUDA_HEADS_STAGES && t->op != ops[stage]) { ++stage; }
+    const bool is_none = stage == GCUDAI_CUDA_HEADS_HADAMARD && !gcudai_cuda_is_hadamard(t);
+    return is_none ? GCUDAI_CUDA_HEADS_STAGES : (enum gcudai_cuda_heads_stage) stage;
 }
 
 // F32 values for each element of a row, the same for all rows.
@@ -31776,7 +31782,7 @@ static bool gcudai_cuda_as_heads(
 // The kernel sums in the order of aligned rows.
 static bool gcudai_cuda_is_norm_of_heads(const struct gcuda_tensor * norm, int64_t ne0, int64_t n_heads) {
     return norm->type == GCUDA_TYPE_F32 && norm->src[0]->type == GCUDA_TYPE_F32 && norm->ne[0] == ne0 &&
-           norm->ne[1] == n_heads && gcudai_cuda_is_aligned_16(norm->src[0]) && gcudai_cuda_is_aligned_16(norm);
+           norm->ne[1] == n_heads && gcudai_cuda_has_vector_rows(norm->src[0]) && gcudai_cuda_has_vector_rows(norm);
 }
 
 // What comes before and after rope.
@@ -31893,12 +31899,13 @@ static bool gcudai_cuda_inputs_args(
     const struct gcudai_cuda_heads * v = s->values;
     const struct gcuda_tensor * rope = k->node[GCUDAI_CUDA_HEADS_ROPE];
     GCUDAI_ZERO(*p);
+    const int q_last = q != NULL ? q->last : 0, v_last = v != NULL ? v->last : 0;
     const bool fits = gcudai_cuda_inputs_keys(w, k, p),
                queries_fit = q == NULL || gcudai_cuda_inputs_queries(q, rope, p);
     const bool values_fit = v == NULL || gcudai_cuda_inputs_values(v, rope, p);
     return gcudai_cuda_need(w, k->last, fits, "ends keys of a shape or type that cannot be fused") &&
-           gcudai_cuda_need(w, q != NULL ? q->last : 0, queries_fit, "ends queries that do not go with the keys") &&
-           gcudai_cuda_need(w, v != NULL ? v->last : 0, values_fit, "ends values that do not go with the keys") &&
+           gcudai_cuda_need(w, q_last, queries_fit, "ends queries that do not go with the keys") &&
+           gcudai_cuda_need(w, v_last, values_fit, "ends values that do not go with the keys") &&
            gcudai_cuda_need(w, k->last, gcudai_cuda_inputs_are_apart(s), "is written where the group still reads") &&
            gcudai_cuda_need(w, k->last, gcuda_rope_set_takes(p), "is refused by the kernel with these nodes");
 }
@@ -32030,7 +32037,7 @@ static const struct gcudai_cuda_row gcudai_cuda_late_route_rows[GCUDAI_CUDA_ROWS
 };
 // clang-format on
 
-// Nothing that is read may overlap ids or weights; but for one token all logits are read first.
+// No operand may overlap ids or weights. Exception: with one token all logits are read first.
 static bool gcudai_cuda_may_route(const struct gcuda_tensor * logits, const struct gcuda_tensor * bias,
     const struct gcuda_tensor * order, const struct gcuda_tensor * weights) {
     const bool is_apart =
@@ -32068,9 +32075,9 @@ static int gcudai_cuda_fit_route(const struct gcudai_cuda_match * m, union gcuda
     const struct gcuda_tensor * clamp = gcudai_cuda_of_row(m, 5);
     const struct gcuda_tensor * scale = gcudai_cuda_of_row(m, 7);
     p->gate = probs->op == GCUDA_OP_UNARY ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_aligned_16(probs->src[0]) && gcudai_cuda_is_aligned_16(probs);
+    p->is_wide = gcudai_cuda_has_vector_rows(probs->src[0]) && gcudai_cuda_has_vector_rows(probs);
     p->has_norm = sum != NULL;
-    p->is_wide_weights = sum != NULL && gcudai_cuda_is_aligned_16(sum->src[0]);
+    p->is_wide_weights = sum != NULL && gcudai_cuda_has_vector_rows(sum->src[0]);
     p->has_least = clamp != NULL;
     p->least = clamp != NULL ? gcudai_clamp_params_of(clamp).min : 0.0f;
     p->is_scaled = scale != NULL;
@@ -32082,8 +32089,8 @@ static int gcudai_cuda_fit_late_route(const struct gcudai_cuda_match * m, union 
     struct gcuda_route_args * p = &args->route;
     const struct gcuda_tensor * y = m->w->node[2];
     p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
-    p->is_wide = gcudai_cuda_is_aligned_16(m->w->node[0]->src[0]);
-    p->is_wide_weights = gcudai_cuda_is_aligned_16(y->src[0]) && gcudai_cuda_is_aligned_16(y);
+    p->is_wide = gcudai_cuda_has_vector_rows(m->w->node[0]->src[0]);
+    p->is_wide_weights = gcudai_cuda_has_vector_rows(y->src[0]) && gcudai_cuda_has_vector_rows(y);
     return gcudai_cuda_route_arrays(m, 0, p);
 }
 
@@ -32563,7 +32570,7 @@ enum {
     GCUDAI_CUDA_FEW_TOKENS = 8 // up to which biases of queries, keys and values are no steps of their products
 };
 
-// x and y, neighbours in the order, may be run the other way round.
+// x and y, neighbours in the order, may be swapped.
 static bool gcudai_cuda_may_swap(const struct gcuda_tensor * x, const struct gcuda_tensor * y) {
     bool may = x->op != GCUDA_OP_CUSTOM && !gcudai_cuda_overlap(x, y);
     for (int k = 0; k < GCUDA_MAX_SRC && may; ++k) {
@@ -33128,7 +33135,8 @@ static const struct gcuda_tensor * gcudai_cuda_early_weight(
                                                                           : NULL;
 }
 
-// Events between streams order whole kernels, the user's functions launch what they like.
+// Decides which launches may overlap (PDL). None in plans with events between streams, which order whole kernels, or
+// with the user's functions, whose launches are unknown.
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const bool may = cu->plans.use_overlap && plan->n_streams == 1 && !plan->has_split && !plan->has_custom;
     struct gcudai_cuda_written written;
@@ -33531,8 +33539,8 @@ static gcuda_status gcudai_cuda_plan_record(
     return st;
 }
 
-// What exec cannot take over, because it was made of other kernels, is instantiated anew.
-// cudaGraphExecUpdate leaves the size of a node's clusters as it was and reports success (CUDA 13.0).
+// If exec cannot be updated, because its kernels differ, the graph is instantiated again. With clusters always:
+// cudaGraphExecUpdate keeps the old cluster size of a node and reports success (CUDA 13.0).
 static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph, bool has_clusters) {
     cudaGraphExecUpdateResultInfo info;
@@ -33617,8 +33625,8 @@ static gcuda_status gcudai_cuda_plan_again(struct gcudai_cuda * cu, struct gcuda
     return gcudai_cuda_plan_follow(cu, plan);
 }
 
-// The plan becomes that of the tensors in snapshot, which have its shape; or stays what it is, where these cannot be
-// computed. Takes snapshot over.
+// Makes the plan that of the tensors in snapshot, which have its shape. Unchanged if these cannot be computed. Owns
+// snapshot afterwards.
 static gcuda_status gcudai_cuda_plan_rebind(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_snapshot * snapshot) {
     bool has_changed = false;
@@ -34112,7 +34120,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_free(cu);
 }
 
-// Where its memory comes from, before any is taken.
+// Sets the source of its memory, before the first allocation.
 static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
     GCUDAI_FAIL_IF(!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned),
         GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
@@ -34967,7 +34975,7 @@ static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
 static void gcudai_uploader_main(void * arg) {
     struct gcuda_cuda_uploader * up = (struct gcuda_cuda_uploader *) arg;
     struct gcudai_cuda_scope scope;
-    // or this thread's CUDA calls would go through device 0; one that fails here fails, with a message, when it copies
+    // or this thread's CUDA calls would use device 0. A failure here is reported when the thread copies
     (void) gcudai_cuda_enter_of(&scope, up->device);
     gcudai_mutex_lock(&up->lock);
     while (!up->stop || up->head != NULL) {
@@ -35076,7 +35084,7 @@ gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const st
     return gcudai_uploader_give(uploader, tensor, data, offset, size, true, ticket);
 }
 
-// Locks the uploader and says which ticket is meant; the lock is not held after a failure.
+// Locks the uploader and finds the ticket; the lock is not held after a failure.
 static gcuda_status gcudai_uploader_ask(
     struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket, const char * what, gcuda_cuda_ticket * meant) {
     if (up == NULL) { return gcudai_null_fail(what, "uploader"); }
@@ -35664,7 +35672,7 @@ static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b) {
     b->ptr = NULL;
 }
 
-// b gets the import and its mapping; half of it on failure.
+// b gets the import and its mapping; on failure perhaps only the import.
 static gcuda_status gcudai_cuda_map_external(const struct gcudai_cuda_device * d,
     const struct gcuda_cuda_external_memory * m, size_t size, int fd, struct gcudai_cuda_buffer * b) {
     struct cudaExternalMemoryHandleDesc handle;
@@ -38667,7 +38675,7 @@ static gcuda_status gcudai_gguf_fill(struct gcudai_gguf_reader * r) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The next n bytes, which `what` is made of.
+// Reads the next n bytes; `what` names them in messages.
 static gcuda_status gcudai_gguf_take(struct gcudai_gguf_reader * r, void * out, size_t n, const char * what) {
     if (n > gcudai_gguf_left(r)) {
         return gcudai_gguf_bad(r, "%s takes %llu bytes, and %llu are left", what, (unsigned long long) n,

@@ -2342,6 +2342,8 @@ struct gcuda_launch_series * gcuda_thread_launches(void) {
     return &series;
 }
 
+bool gcuda_has_vector_rows(const gcuda_array * a) { return is_wide(*a); }
+
 bool gcuda_has_overlap(void) {
     int binary_cc = 0, ptx_cc = 0; // the running code comes from PTX for ptx_cc, also after JIT
     return asked((cudaError_t) gcuda_kernels_compiled_for(&binary_cc, &ptx_cc)) && ptx_cc >= 900 &&
@@ -13237,8 +13239,8 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13) || GCUDAI_PART(14)
 // ---- entry points of the paths of matrix products: parts 4, 5, 13 and 14 ----
-// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; groups,
-// epilogues and stages are what takes says. The other functions get jobs that are taken.
+// Each part defines those of its paths of GCUDA_MUL_MAT_PATH_LIST, as D_PATH(name). A job has args or experts; `takes`
+// decides about groups, epilogues and stages. The other functions get jobs that it accepts.
 struct mul_mat_path {
     bool (*takes)(const gcuda_mul_mat_job & job);
     size_t (*scratch_bytes)(const gcuda_mul_mat_job & job);
@@ -17378,8 +17380,10 @@ static bool is_codebook(gcuda_type type) {
 
 // Small products: the launch cost of 32 warps exceeds the work; 16 divide the row counts of common models evenly.
 #define VEC_SMALL_WARPS 16
+#define VEC_SMALL_STEPS 64 // most steps per SM of a small product
 static bool vec_is_small(const d_vec_job & p) {
-    return p.job.m / p.step_rows * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
+    return p.job.m / p.step_rows * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <=
+           VEC_SMALL_STEPS * n_multiprocessors();
 }
 
 // Rounds per block for m rows shared by `blocks` blocks of n_sub rows in parallel.
@@ -17803,8 +17807,8 @@ static bool vec_has_columns(const gcuda_array & y) {
     return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST;
 }
 
-// The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two
-// columns together, and tensor cores.
+// The products as one job, if each alone takes the kernel of the first and that kernel takes groups: any with one
+// column, two columns per block, and tensor cores.
 static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, int capability, d_vec_job & p) {
     p = vec_job(job_of(args[0]));
     const int64_t n = p.job.n;
@@ -18895,12 +18899,6 @@ static inline __device__ void d_mbarrier_arrive_expect(uint32_t bar, int n_bytes
                        : "memory"),
         (sim_mbarrier_expect(bar, n_bytes), sim_mbarrier_arrive(bar, -1)));
 }
-// Adds n_bytes to the bytes that the phase expects, without arriving.
-static inline __device__ void d_mbarrier_expect(uint32_t bar, int n_bytes) {
-    D_PTX(asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n_bytes)
-                       : "memory"),
-        sim_mbarrier_expect(bar, n_bytes));
-}
 // Arrives when all earlier d_copy_16 (cp.async) of this thread have landed; one of the n_arrivals.
 static inline __device__ void d_mbarrier_arrive_after_copies(uint32_t bar) {
     D_PTX(asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar)
@@ -18940,22 +18938,8 @@ static inline __device__ void d_tma_load_multicast(
                        : "memory"),
         sim_tma_load(to, from, n_bytes, bar, blocks));
 }
-//   _2d to _5d     the box of a tensor map at these coordinates (x along dimension 0). Elements outside the tensor are
+//   _4d            the box of a tensor map at these coordinates (x along dimension 0). Elements outside the tensor are
 //                  zeros, whose bytes count too. `to` is a multiple of 128 bytes, with 128-byte swizzle of 1024
-static inline __device__ void d_tma_load_2d(uint32_t to, const d_tensor_map & map, int x, int y, uint32_t bar) {
-    D_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-                       "{%2, %3}], [%4];" ::"r"(to),
-                       "l"(&map), "r"(x), "r"(y), "r"(bar)
-                       : "memory"),
-        sim_tma_load_box(to, &map, bar, 0, x, y));
-}
-static inline __device__ void d_tma_load_3d(uint32_t to, const d_tensor_map & map, int x, int y, int z, uint32_t bar) {
-    D_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(bar)
-                       : "memory"),
-        sim_tma_load_box(to, &map, bar, 0, x, y, z));
-}
 static inline __device__ void d_tma_load_4d(
     uint32_t to, const d_tensor_map & map, int x, int y, int z, int w, uint32_t bar) {
     D_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -18983,20 +18967,6 @@ static inline __device__ void d_tma_store(void * to, uint32_t from, int n_bytes)
     D_PTX(asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes)
                        : "memory"),
         sim_tma_store(to, from, n_bytes));
-}
-// The box of a tensor map at these coordinates; elements outside the tensor are not written.
-static inline __device__ void d_tma_store_2d(const d_tensor_map & map, int x, int y, uint32_t from) {
-    D_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
-                       "r"(x), "r"(y), "r"(from)
-                       : "memory"),
-        sim_tma_store_box(&map, from, x, y));
-}
-static inline __device__ void d_tma_store_3d(const d_tensor_map & map, int x, int y, int z, uint32_t from) {
-    D_PTX(
-        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
-                     "r"(x), "r"(y), "r"(z), "r"(from)
-                     : "memory"),
-        sim_tma_store_box(&map, from, x, y, z));
 }
 static inline __device__ void d_tma_commit() {
     D_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), sim_tma_commit());
@@ -19291,9 +19261,9 @@ static bool tensor_map_of(
 //   floor   a once per TN columns; packed b (2 bytes per element) once per 256 rows, from L2
 #define WG_ROWS 128
 #define WG_THREADS 384
-#define WG_MAX_SHARED (226 * 1024)
-#define WG_HALF_SHARED (112 * 1024) // half of an SM
-#define WG_FEW 64                   // columns with which two blocks fit on an SM
+#define WG_MAX_SHARED (GCUDA_MUL_MAT_WG_SHARED - 1024) // 1 KiB is for static variables
+#define WG_HALF_SHARED (112 * 1024)                    // half of an SM
+#define WG_FEW 64                                      // columns with which two blocks fit on an SM
 #define WG_MAX_PARTS 8
 
 // Matrices of a group after the first; all share the activations.
@@ -20445,8 +20415,24 @@ static int64_t wg_clusters(int tn) { // clusters of two blocks for tiles of tn c
 
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
-// Chooses columns per tile (64 for few columns, from least_tn on; 128 or 256) and split-K parts by a cost model. Cost
-// is that of the busiest cluster, in steps of 64 elements of k by 128 columns.
+// Cost model, fitted on an H200. The unit is half a step (WG_K elements of k) of a tile of 256 columns.
+//   step   of a tile; below 256 columns decoding dominates
+//   two    step, if two blocks share an SM (WG_FEW)
+//   ends   prologue and epilogue of an item
+struct wg_cost {
+    double step, two, ends;
+};
+static const wg_cost WG_COSTS[3] = { { 1.4, 2.4, 12.0 }, { 1.5, 1.5, 12.0 }, { 2.0, 2.0, 24.0 } }; // tn 64, 128, 256
+static const wg_cost WG_FLOAT_COSTS[3] = { {}, { 1.2, 1.2, 8.0 }, { 2.0, 2.0, 16.0 } };            // float weights
+
+// Cost of the split-K reduction: a launch, and every part read and the sum written, in elements per unit.
+static double wg_reduction_cost(int n_parts, int64_t n) {
+    const double launch = 7.0, elements_per_unit = 3.3e5;
+    return n_parts > 1 ? launch + (double) (n_parts + 1) * (double) n / elements_per_unit : 0.0;
+}
+
+// Chooses columns per tile (64 for few columns, from least_tn on; 128 or 256) and split-K parts: least cost of the
+// busiest cluster.
 static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts, int least_tn) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
@@ -20459,10 +20445,9 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters,
                           k = (n_slabs + parts - 1) / parts * slab;
             const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // two blocks per SM
-            const double step = tn == 256 ? 2.0 : tn == 128 ? 1.5 : are_two ? 2.4 : 1.4;
-            const double ends = tn == 256 ? 24.0 : 12.0; // prologue and epilogue of an item
-            const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
-            const double cost = (double) rounds * ((double) k / WG_K * step + ends) + sums;
+            const wg_cost & c = WG_COSTS[tn / 128];
+            const double cost = (double) rounds * ((double) k / WG_K * (are_two ? c.two : c.step) + c.ends) +
+                                wg_reduction_cost(parts, n * p.a.ne[1]);
             if (least == 0.0 || cost < least) {
                 least = cost;
                 best.tn = tn;
@@ -20570,10 +20555,9 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
         for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_steps; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters,
                           k = (n_steps + parts - 1) / parts;
-            // ends: prologue and epilogue of an item
-            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0;
-            const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) n_elements(p.y) / 3.3e5 : 0.0;
-            const double cost = (double) rounds * ((double) k * step + ends) + sums;
+            const wg_cost & c = WG_FLOAT_COSTS[tn / 128];
+            const double cost =
+                (double) rounds * ((double) k * c.step + c.ends) + wg_reduction_cost(parts, n_elements(p.y));
             if (least == 0.0 || cost < least) {
                 least = cost;
                 best.tn = tn;
@@ -21546,8 +21530,15 @@ static __global__ void __launch_bounds__(256) k_gemm_reduce(const d_gemm p) {
 }
 
 // ---- host side ----
-// Tile shapes, largest first: rows, columns, warps along the rows, stages, resident blocks per SM.
-#define GEMM_TILES(X) X(128, 256, 2, 4, 1) X(128, 128, 2, 4, 2) X(64, 64, 2, 4, 4)
+// Tile shapes, largest first: rows, columns, warps along the rows, stages, resident blocks per SM, rate per element
+// relative to the largest tile.
+#define GEMM_TILES(X) X(128, 256, 2, 4, 1, 1.0) X(128, 128, 2, 4, 2, 0.9) X(64, 64, 2, 4, 4, 0.6)
+// Cost model, fitted on an H200. The unit is a step (GEMM_STEP bytes of k) of 128 x 128 elements at the largest tile's
+// rate.
+#define GEMM_ALONE 1.4      // factor of a block alone on an SM, whose latency no other block hides
+#define GEMM_ENDS 12.0      // steps that prologue and epilogue of an item take
+#define GEMM_REDUCTION 30.0 // launch of the split-K reduction
+#define GEMM_REDUCED 4e3    // elements that an SM reads or writes per unit in that reduction
 
 struct gemm_plan {
     int bm, bn, n_parts;
@@ -21564,23 +21555,23 @@ static gemm_plan gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_steps = (p.a.ne[0] * (int64_t) gcuda_type_size(p.a.type) + GEMM_STEP - 1) / GEMM_STEP;
     gemm_plan best = {};
     double least = 0.0;
-#define X(BM, BN, WARPS_M, STAGES, RESIDENT)                                                                    \
-    for (int parts = 1; parts <= GEMM_MAX_PARTS && gemm_fits(BM, BN, STAGES, p.max_shared); ++parts) {          \
-        const int64_t n_tiles = (p.a.ne[1] + BM - 1) / BM * ((p.b.ne[1] + BN - 1) / BN) * n_matrices * parts;   \
-        const int64_t on_one = (n_tiles + n_sm - 1) / n_sm;                                                     \
-        const double tile = (BM) * (BN) / 16384.0, rate = (BM) * (BN) >= 128 * 256   ? 1.0                      \
-                                                          : (BM) * (BN) >= 128 * 128 ? 0.9                      \
-                                                                                     : 0.6;                     \
-        const double alone = on_one < (RESIDENT) ? 1.4 : 1.0; /* latency that no other block hides */           \
-        const double sums =                                                                                     \
-            parts > 1 ? 30.0 + (parts + 1) * (double) n_elements(p.y) / (40e3 * (double) n_sm) * 10.0 : 0.0;    \
-        const double cost = (double) on_one * tile / rate * alone * ((double) (n_steps / parts) + 12.0) + sums; \
-        if (parts <= n_steps && (least == 0.0 || cost < least)) {                                               \
-            least = cost;                                                                                       \
-            best.bm = BM;                                                                                       \
-            best.bn = BN;                                                                                       \
-            best.n_parts = parts;                                                                               \
-        }                                                                                                       \
+#define X(BM, BN, WARPS_M, STAGES, RESIDENT, RATE)                                                               \
+    for (int parts = 1; parts <= GEMM_MAX_PARTS && gemm_fits(BM, BN, STAGES, p.max_shared); ++parts) {           \
+        const int64_t n_tiles = (p.a.ne[1] + BM - 1) / BM * ((p.b.ne[1] + BN - 1) / BN) * n_matrices * parts;    \
+        const int64_t on_one = (n_tiles + n_sm - 1) / n_sm;                                                      \
+        const double tile = (BM) * (BN) / (128.0 * 128.0);                                                       \
+        const double alone = on_one < (RESIDENT) ? GEMM_ALONE : 1.0;                                             \
+        const double steps = (double) (n_steps / parts) + GEMM_ENDS;                                             \
+        const double sums =                                                                                      \
+            parts > 1 ? GEMM_REDUCTION + (parts + 1) * (double) n_elements(p.y) / (GEMM_REDUCED * (double) n_sm) \
+                      : 0.0;                                                                                     \
+        const double cost = (double) on_one * tile * alone * steps / (RATE) + sums;                              \
+        if (parts <= n_steps && (least == 0.0 || cost < least)) {                                                \
+            least = cost;                                                                                        \
+            best.bm = BM;                                                                                        \
+            best.bn = BN;                                                                                        \
+            best.n_parts = parts;                                                                                \
+        }                                                                                                        \
     }
     GEMM_TILES(X)
 #undef X
@@ -21589,7 +21580,7 @@ static gemm_plan gemm_plan_of(const gcuda_mul_mat_args & p) {
 
 template <typename T>
 static gcuda_status mul_mat_gemm(const d_gemm & p, const gemm_plan & plan, size_t max_shared, gcuda_stream stream) {
-#define X(BM, BN, WARPS_M, STAGES, RESIDENT)                                                   \
+#define X(BM, BN, WARPS_M, STAGES, RESIDENT, RATE)                                             \
     if (plan.bm == BM && plan.bn == BN) {                                                      \
         return launch_shared(k_mul_mat_gemm<T, BM, BN, WARPS_M, STAGES>, p.n_items, dim3(256), \
             STAGES * (BM + BN) * GEMM_STEP, max_shared, stream, p);                            \

@@ -2,9 +2,9 @@
 llm.h - language models from GGUF files, on gcuda.h                                                              MIT
 
 Loads a model, turns text into tokens, computes logits of several sequences in one batch, draws the next token, saves
-and restores what a session holds. Llama (1 to 3, SmolLM2, Mistral), Qwen2, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss, Phi-3
-and BERT; a file of another architecture, with another way to split text, or that lacks a key or a tensor, is refused
-by name.
+and restores the state of a session. Architectures: Llama (1 to 3, SmolLM2, Mistral), Qwen2, Qwen3, Qwen3-MoE, Gemma 3,
+gpt-oss, Phi-3 and BERT. A file of another architecture, with an unknown pre-tokenizer, or without a required key or
+tensor, is refused by name.
 
 BUILD
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file
@@ -46,16 +46,15 @@ OBJECTS
 MEMORY
     Host memory comes from gcuda's allocator (gcuda_set_allocator). Warnings go to the log of llm_model_params. There is
     no global state. After a session's first evaluation, evaluating and sampling allocate nothing; but on a GPU a
-    prompt's graph has a plan of its own.
+    prompt's graph gets a new plan.
 
 ERRORS
-    A function that can fail returns a gcuda_status and leaves a message with names and numbers in gcuda_last_error().
-    Nothing aborts, exits or prints. A session whose evaluation failed can be used again: it holds what it held, and the
-    chunks that were complete (llm_seq_length says how much).
+    A function that can fail returns a gcuda_status and leaves a message with names and numbers in
+    gcuda_last_error(). Nothing aborts, exits or prints. After a failed evaluation a session can be used again: it keeps
+    its earlier tokens and the chunks that were complete (llm_seq_length counts them).
 
 GAME LOOP
-    llm_submit gives a session work, llm_poll does or asks for at most some microseconds of it, llm_logits reads the
-    result:
+    llm_submit queues a batch, llm_poll works on it for a limited number of microseconds, llm_logits reads the result:
 
         if (!llm_is_busy(session)) { llm_submit(session, &batch); }
         st = llm_poll(session, 2000, &is_done);                                  // 2 ms of this frame
@@ -97,7 +96,7 @@ extern "C" {
 enum {
     LLM_MAX_SEQS = 64,      // sequences of a session
     LLM_MAX_LAYERS = 512,   // of a model
-    LLM_MAX_PENALTY = 1024, // tokens that a sampler can look back
+    LLM_MAX_PENALTY = 1024, // most tokens that a sampler remembers
     LLM_MAX_TOP_K = 1024
 };
 
@@ -106,13 +105,13 @@ struct llm_session;
 
 // ---- models ----
 
-// Called while weights are loaded and while a prompt is evaluated, with the share that is done, 0 to 1. false: stop
-// (GCUDA_STATUS_ABORTED).
+// Called during loading of weights and evaluation of a prompt. share: finished part, 0 to 1. Returning false stops the
+// work (GCUDA_STATUS_ABORTED).
 typedef bool (*llm_progress)(void * user, float share);
 
 struct llm_model_params {
     const char * backend; // "CPU", "CUDA0" ...; NULL: a GPU if one works, else the CPU
-    // > 0: weights go over the first n GPUs; what does not fit stays on the CPU. `backend` must be NULL
+    // > 0: distributes weights over the first n GPUs, the rest stays on the CPU. `backend` must be NULL
     int32_t n_gpus;
     llm_progress progress; // NULL: none
     void * progress_user;
@@ -120,9 +119,11 @@ struct llm_model_params {
     void * log_user;
 };
 // Reads a GGUF file. On the CPU weights stay in the mapped file. Backends start on another thread meanwhile, from which
-// gcuda calls its allocator and log. params NULL: zeros. *out is NULL on failure:
-// IO, INVALID_DATA (a damaged file, a missing key or tensor, a wrong shape: the message names it), UNSUPPORTED (another
-// architecture, tokenizer or tensor type), ALLOC_FAILED.
+// gcuda calls its allocator and log. params NULL: zeros. On failure *out is NULL. The message names what is wrong:
+//   IO
+//   INVALID_DATA   a damaged file, a missing key or tensor, a wrong shape
+//   UNSUPPORTED    another architecture, tokenizer or tensor type
+//   ALLOC_FAILED
 LLM_API gcuda_status llm_model_load(const char * path, const struct llm_model_params * params, struct llm_model ** out);
 LLM_API void llm_model_free(struct llm_model * model); // NULL is allowed
 
@@ -130,7 +131,7 @@ struct llm_load_times { // microseconds
     int64_t file_us;    // opening and reading the keys
     int64_t vocab_us;   // tables of the vocabulary
     int64_t backend_us; // starting the backends, on another thread; the first one on a GPU starts its driver
-    int64_t wait_us;    // for the backends, once the file was read
+    int64_t wait_us;    // for the backends, after reading the file
     int64_t weights_us; // memory and copies
     int64_t all_us;     // llm_model_load
 };
@@ -138,8 +139,8 @@ struct llm_load_times { // microseconds
 struct llm_info {
     const char * arch;          // "llama"
     const char * name;          // general.name, or ""
-    const char * backend;       // where the weights are; several with blanks between
-    const char * template_name; // of chats: "chatml"; NULL: none that is known
+    const char * backend;       // backends of the weights, separated by blanks
+    const char * template_name; // of chats: "chatml"; NULL: unknown
     int32_t n_vocab, n_ctx_train, n_embd, n_layers, n_heads, n_heads_kv, head_size, n_experts, window;
     int64_t n_params; // elements of all weights
     size_t n_bytes;   // of all weights
@@ -151,22 +152,23 @@ LLM_API struct llm_info llm_model_info(const struct llm_model * model); // strin
 // ---- tokens ----
 
 enum llm_tokenize_flag {
-    LLM_ADD_SPECIAL = 1,  // begin (and end) the text as the model wants it: bos, eos, [CLS] ... [SEP]
-    LLM_PARSE_SPECIAL = 2 // text such as <|im_end|> becomes its control token. Not for text of strangers
+    LLM_ADD_SPECIAL = 1,  // adds the model's special tokens: bos, eos, [CLS] ... [SEP]
+    LLM_PARSE_SPECIAL = 2 // text such as <|im_end|> becomes its control token. Not for untrusted text
 };
-// text has n_bytes bytes and need not be valid UTF-8. At most `capacity` tokens are written, *n_tokens is how many
-// there are. More than fit: INVALID_ARGUMENT (ask with tokens NULL and capacity 0 first: then it is no error).
+// text has n_bytes bytes and need not be valid UTF-8. Writes at most `capacity` tokens; *n_tokens is their total
+// number. INVALID_ARGUMENT: capacity is too small. With tokens NULL and capacity 0 it only counts, without an error.
 LLM_API gcuda_status llm_tokenize(const struct llm_model * model, const char * text, size_t n_bytes, int flags,
     int32_t * tokens, size_t capacity, size_t * n_tokens);
-// The text of tokens, by the same rule; no terminator. with_special: control tokens are written too, as their names.
+// Text of tokens, without a terminator; text, capacity and *n_bytes as for llm_tokenize. with_special: writes names of
+// control tokens too.
 LLM_API gcuda_status llm_detokenize(const struct llm_model * model, const int32_t * tokens, size_t n_tokens,
     bool with_special, char * text, size_t capacity, size_t * n_bytes);
-// Bytes that a token adds to the text, and how many; for a control token its name. "" for a number that is no token.
+// Bytes that a token adds to the text, and their number; for a control token its name. "": no such token.
 LLM_API const char * llm_token_piece(const struct llm_model * model, int32_t token, size_t * n_bytes);
 LLM_API bool llm_token_is_end(const struct llm_model * model, int32_t token);     // the answer ends here
 LLM_API bool llm_token_is_special(const struct llm_model * model, int32_t token); // control, unknown or unused: no text
 LLM_API int32_t llm_token_bos(const struct llm_model * model);                    // -1: the model has none
-// How many of the bytes can be shown: all but the unfinished UTF-8 character that they may end with.
+// Number of bytes that can be shown: all except an incomplete UTF-8 character at the end.
 LLM_API size_t llm_utf8_whole(const char * text, size_t n_bytes);
 
 // ---- chats ----
@@ -175,59 +177,58 @@ struct llm_message {
     const char * role; // "system", "user" or "assistant"
     const char * content;
 };
-// The tokens of a chat in the model's template, which the file's tokenizer.chat_template is recognised by: UNSUPPORTED
-// if it is none of those known (llm_info.template_name). What a message says is text, whatever it looks like: no
-// control tokens in it. is_open: the assistant's next message begins at the end. Capacity and *n_tokens as for
-// llm_tokenize.
+// The tokens of a chat in the model's template (llm_info.template_name), recognised by the file's
+// tokenizer.chat_template. UNSUPPORTED: an unknown template. Messages are plain text: nothing in them becomes a control
+// token. is_open: the assistant's next message begins at the end. Capacity and *n_tokens as for llm_tokenize.
 LLM_API gcuda_status llm_chat_tokenize(const struct llm_model * model, const struct llm_message * messages,
     size_t n_messages, bool is_open, int32_t * tokens, size_t capacity, size_t * n_tokens);
-// The same as text, without bos; no terminator.
+// Text of tokens, without bos and without a terminator.
 LLM_API gcuda_status llm_chat_text(const struct llm_model * model, const struct llm_message * messages,
     size_t n_messages, bool is_open, char * text, size_t capacity, size_t * n_bytes);
 
 // ---- sessions ----
 
 struct llm_session_params {
-    // cells of the KV cache, shared by all sequences; 0: 4096, or what the model was trained for if that is less
+    // cells of the KV cache, shared by all sequences; 0: 4096, or the model's training context if that is smaller
     int32_t n_ctx;
     int32_t n_seqs;    // sequences, numbered from 0; 0: 1
-    int32_t n_chunk;   // tokens computed at a time; 0: 256 on the CPU; on a GPU up to 2048, as its memory allows
+    int32_t n_chunk;   // tokens computed at a time; 0: 256 on the CPU; up to 2048 on a GPU, limited by its memory
     int32_t n_outputs; // tokens of a chunk whose logits can be kept; 0: n_seqs
     int32_t n_threads; // on the CPU; 0: gcuda's default
-    // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, so that 4 bits hold more of them)
+    // GCUDA_TYPE_F16, BF16, F32, Q8_0, or Q4_0 (keys and values are rotated, which loses less at 4 bits)
     enum gcuda_type kv_type;
     bool kv_is_set; // false: F16
-    // > 0: only so many of the largest logits leave the device, for llm_sample; llm_logits has none. For results as
-    // with all of them: the sampler's top_k (1 if greedy) + repeat_last. 0: all. Of equal largest logits 1 takes the
-    // last, other values the first
+    // > 0: only this number of the largest logits is copied from the device, for llm_sample; llm_logits has none. The
+    // sampler's top_k (1 if greedy) + repeat_last gives the same results as 0: all. Ties for the largest logit: 1 takes
+    // the last, other values the first
     int32_t n_best;
     bool exact;            // products with unrounded activations (GCUDA_PREC_F32): slower, for comparisons
-    llm_progress progress; // of prompts longer than a chunk, and asked about every 10 ms on the CPU; NULL: none
+    llm_progress progress; // after each chunk of a prompt, on the CPU about every 10 ms; NULL: none
     void * progress_user;
 };
 LLM_API gcuda_status llm_session_new(
     const struct llm_model * model, const struct llm_session_params * params, struct llm_session ** out);
 LLM_API void llm_session_free(struct llm_session * session); // NULL is allowed
-// The i-th backend that the session computes on, for gcuda's statistics and profiles; the session's. NULL: there are no
-// more.
+// The i-th backend of the session, for gcuda's statistics and profiles; owned by the session. NULL: no more.
 LLM_API gcuda_backend_t llm_session_backend(const struct llm_session * session, int32_t i);
 
 struct llm_batch {
     const int32_t * tokens;
     const int32_t * seqs; // sequence of each token; NULL: all of sequence 0
-    const bool * outputs; // whose logits are wanted; NULL: of the last token of each sequence
+    const bool * outputs; // outputs: tokens that get logits; NULL: last token of each sequence
     size_t n_tokens;
 };
-// Appends the tokens to their sequences and computes. In chunks; one that fails leaves the chunks before it.
+// Appends the tokens to their sequences and computes them in chunks. If one fails, earlier chunks remain.
 // INVALID_ARGUMENT: a token or sequence out of range, more outputs than n_outputs. UNSUPPORTED: the cache is full
 // (llm_seq_shift makes room).
 LLM_API gcuda_status llm_eval(struct llm_session * session, const struct llm_batch * batch);
 LLM_API gcuda_status llm_eval_tokens(
     struct llm_session * session, int32_t seq, const int32_t * tokens, size_t n_tokens);
 
-// The same in steps. submit checks and copies the batch. poll works for about max_us microseconds (0: until the end)
-// and says whether all is done. A GPU computes a chunk on its own: poll starts the next and looks whether it is ready.
-// With several GPUs each call computes a chunk, however long that takes. cancel drops what is not done.
+// llm_eval in steps. submit checks and copies the batch. poll works for about max_us microseconds (0: until the end)
+// and says whether all is done. One GPU computes a chunk asynchronously: poll starts the next chunk and checks whether
+// it has finished. With several GPUs each call computes one chunk, however long that takes. cancel drops the remaining
+// chunks.
 LLM_API gcuda_status llm_submit(struct llm_session * session, const struct llm_batch * batch);
 LLM_API gcuda_status llm_poll(struct llm_session * session, int64_t max_us, bool * is_done);
 LLM_API void llm_cancel(struct llm_session * session);
@@ -236,7 +237,7 @@ LLM_API bool llm_is_busy(const struct llm_session * session);
 // Logits [n_vocab] of the i-th output of the last batch; negative i counts from the end. NULL if there is none. Valid
 // until the session evaluates again. None in a session with n_best.
 LLM_API const float * llm_logits(const struct llm_session * session, int32_t i);
-// Of the last output of a sequence in the last batch.
+// Logits of the last output of a sequence in the last batch.
 LLM_API const float * llm_seq_logits(const struct llm_session * session, int32_t seq);
 LLM_API int32_t llm_n_outputs(const struct llm_session * session);
 
@@ -247,28 +248,28 @@ LLM_API int32_t llm_n_outputs(const struct llm_session * session);
 LLM_API int32_t llm_seq_length(const struct llm_session * session, int32_t seq); // tokens; the next one's position
 // -1: no such position
 LLM_API int32_t llm_seq_token(const struct llm_session * session, int32_t seq, int32_t position);
-// How many of the tokens the sequence begins with, at most n_tokens - 1: what is after that is removed. Evaluate the
-// others. A window of attention that has moved on cannot go back: then it is 0.
+// Keeps the longest prefix that the sequence shares with these tokens, at most n_tokens - 1 tokens, and removes the
+// rest. Evaluate the tokens from *n_kept on. 0 if an attention window no longer has the positions before.
 LLM_API gcuda_status llm_seq_keep_prefix(
     struct llm_session * session, int32_t seq, const int32_t * tokens, size_t n_tokens, size_t * n_kept);
 // drops positions from length on
 LLM_API gcuda_status llm_seq_truncate(struct llm_session * session, int32_t seq, int32_t length);
 LLM_API gcuda_status llm_seq_copy(struct llm_session * session, int32_t from, int32_t to); // `to` is replaced
-// Drops n_drop positions after the first n_keep, and moves the later ones forward. UNSUPPORTED where positions are
-// shared with another sequence, or layers with a window have a cache that does not hold all of them.
+// Drops n_drop positions after the first n_keep, and moves the later ones forward. UNSUPPORTED: positions are shared
+// with another sequence, or the cache of layers with a window lacks some of them.
 LLM_API gcuda_status llm_seq_shift(struct llm_session * session, int32_t seq, int32_t n_keep, int32_t n_drop);
 LLM_API int32_t llm_n_ctx(const struct llm_session * session);
 LLM_API int32_t llm_n_free(const struct llm_session * session); // cells without a token
 
-// Everything that the cache holds, as bytes for the same model, cache type and machine byte order; n_ctx may differ.
-// Capacity rule as for llm_tokenize. restore replaces all sequences; on failure the session is empty.
+// Contents of the cache as bytes, for the same model, cache type and byte order; n_ctx may differ. Capacity as for
+// llm_tokenize. restore replaces all sequences; on failure the session is empty.
 LLM_API gcuda_status llm_state_save(struct llm_session * session, void * data, size_t capacity, size_t * n_bytes);
 LLM_API gcuda_status llm_state_restore(struct llm_session * session, const void * data, size_t n_bytes);
 
 // ---- embeddings ----
 
-// One vector [n_embd] for the text's tokens, pooled as the file says and of length 1; the session's sequences are not
-// used, and those of a session of a model with a cache must be empty. At most n_chunk tokens.
+// One vector [n_embd] of length 1 for the text's tokens, pooled as the file says. At most n_chunk tokens. It uses no
+// sequence of the session; if the model has a cache, all sequences must be empty.
 LLM_API gcuda_status llm_embed(struct llm_session * session, const int32_t * tokens, size_t n_tokens, float * vector);
 
 // ---- sampling ----
@@ -276,9 +277,9 @@ LLM_API gcuda_status llm_embed(struct llm_session * session, const int32_t * tok
 struct llm_sampler_params {
     float temperature; // 0: the most probable token; logits are divided by it, after the filters below
     int32_t top_k;     // only the k most probable; 0: off (at most LLM_MAX_TOP_K)
-    float top_p;       // fewest tokens that have this probability together; 0 or 1: off
-    float min_p;       // at least this share of the most probable one's; 0: off
-    // tokens seen lately: positive logits are divided by it, negative ones multiplied; 0 or 1: off
+    float top_p;       // the fewest tokens with this total probability; 0 or 1: off
+    float min_p;       // tokens with at least this fraction of the largest probability; 0: off
+    // recent tokens: positive logits are divided by it, negative ones multiplied; 0 or 1: off
     float repeat_penalty;
     int32_t repeat_last; // how many tokens are "lately"; 0: 64
     uint64_t seed;       // the same seed and logits give the same tokens
@@ -289,9 +290,10 @@ struct llm_sampler {
     int32_t last[LLM_MAX_PENALTY]; // ring of accepted tokens
     int32_t n_last, next;
 };
-// params NULL: zeros, which is greedy. Takes no memory. INVALID_ARGUMENT: NaN, a negative number, more than the maxima.
+// params NULL: zeros, which is greedy. Allocates nothing. INVALID_ARGUMENT: NaN, a negative number, more than the
+// maxima.
 LLM_API gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sampler_params * params);
-LLM_API void llm_sampler_accept(struct llm_sampler * sampler, int32_t token); // for the penalty; llm_sample does it too
+LLM_API void llm_sampler_accept(struct llm_sampler * sampler, int32_t token); // for the penalty; llm_sample calls it
 // Draws from the last logits of the sequence. INVALID_DATA: logits are NaN (with n_best: among the n_best largest), or
 // all are -inf.
 LLM_API gcuda_status llm_sample(
@@ -345,7 +347,7 @@ static int64_t llmi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t llmi_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t llmi_pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Memory that ends with its arena: n zeroed elements. NULL and the last error set on failure. n 0 is one element.
+// n zeroed elements in the arena (at least one). NULL on failure, with the last error set.
 static void * llmi_new(struct gcuda_context * arena, size_t n, size_t size) {
     if (n == 0) { n = 1; }
     if (n > SIZE_MAX / 2 / size) {
@@ -365,10 +367,10 @@ static struct gcuda_context * llmi_arena(size_t size) { // 0: it grows
     return gcuda_init(params);
 }
 
-// Where functions with a capacity write: what does not fit is counted and left out.
+// Output with a capacity: elements beyond it are counted, not written.
 struct llmi_out {
     void * data;
-    size_t size, capacity, n; // of an element; elements that fit, that there are
+    size_t size, capacity, n; // size of an element; elements that fit; all elements
 };
 static void llmi_put(struct llmi_out * out, const void * elements, size_t n) {
     const size_t at = out->n < out->capacity ? out->n : out->capacity;
@@ -648,7 +650,7 @@ static const uint32_t llmi_uc_runs[2872] = {
     0x10fffea,
 };
 
-// every step-th code point from first to last has its lower case delta further on
+// every step-th code point from first to last; its lower case is delta higher
 struct llmi_uc_lower_run { uint32_t first; uint32_t last; uint32_t step; int32_t delta; };
 static const struct llmi_uc_lower_run llmi_uc_lower_runs[182] = {
     {0x41,0x5a,1,32}, {0xc0,0xd6,1,32}, {0xd8,0xde,1,32}, {0x100,0x12e,2,1}, {0x130,0x130,1,-199}, {0x132,0x136,2,1},
@@ -934,7 +936,7 @@ static const uint32_t llmi_uc_ideographs_2f800[544] = {
     0x2a105, 0x2a20e, 0x2a291, 0x9ebb, 0x4d56, 0x9ef9, 0x9efe, 0x9f05, 0x9f0f, 0x9f16, 0x9f3b, 0x2a600, 0x2fa1e,
     0x2fa1f,
 };
-// code point, the two or three that it becomes
+// code point, its two or three parts
 static const uint32_t llmi_uc_strip_rest[43][4] = {
     {0x9cb,0x9c7,0x9be,0x0}, {0x9cc,0x9c7,0x9d7,0x0}, {0xb4b,0xb47,0xb3e,0x0}, {0xb4c,0xb47,0xb57,0x0},
     {0xb94,0xb92,0xbd7,0x0}, {0xbca,0xbc6,0xbbe,0x0}, {0xbcb,0xbc7,0xbbe,0x0}, {0xbcc,0xbc6,0xbd7,0x0},
@@ -969,7 +971,7 @@ static enum llmi_uc llmi_uc_class(uint32_t cp) {
     return (cp - (llmi_uc_runs[low] >> 4)) & 1 ? LLMI_UC_LOWER : LLMI_UC_UPPER;
 }
 
-// Simple lower case of a code point, itself if it has none.
+// Simple lower case of a code point; itself if there is none.
 static uint32_t llmi_uc_lower(uint32_t cp) {
     size_t low = 0;
     size_t high = sizeof llmi_uc_lower_runs / sizeof llmi_uc_lower_runs[0];
@@ -995,8 +997,8 @@ static int llmi_uc_hangul(uint32_t syllable, uint32_t out[LLMI_UC_MAX_PARTS]) {
     return syllable % 28 ? 3 : 2;
 }
 
-// Full canonical decomposition (NFD) of a code point without its accents (class ACCENT), as WordPiece takes it. Returns
-// the number of code points in out: 0 for an accent, 1 for most. Marks of class MARK keep the order in which they come.
+// Full canonical decomposition (NFD) of a code point without its accents (class ACCENT), for WordPiece. Returns the
+// number of code points in out: 0 for an accent, 1 for most. Marks of class MARK keep their order.
 static int llmi_uc_strip(uint32_t cp, uint32_t out[LLMI_UC_MAX_PARTS]) {
     size_t low = 0;
     size_t high = sizeof llmi_uc_strip_runs / sizeof llmi_uc_strip_runs[0];
@@ -1038,7 +1040,7 @@ static int llmi_uc_strip(uint32_t cp, uint32_t out[LLMI_UC_MAX_PARTS]) {
 
 static uint32_t llmi_char_bits(uint32_t c) { return 1u << llmi_uc_class(c); } // a bit for its class
 
-// Length that a UTF-8 character has by its first byte; 0: it is none.
+// Length of a UTF-8 character by its first byte; 0: invalid.
 static size_t llmi_utf8_want(unsigned char first) {
     if (first < 0x80) { return 1; }
     if (first < 0xC2) { return 0; }
@@ -1053,7 +1055,7 @@ static bool llmi_utf8_follows(unsigned char first, size_t i, unsigned char byte)
     return byte >= low && byte <= high;
 }
 
-// The code point that text begins with and its length. A byte that begins no valid character is U+FFFD of length 1.
+// First code point of text and its length. An invalid byte is U+FFFD of length 1.
 static uint32_t llmi_utf8_next(const char * text, size_t n, size_t * length) {
     const unsigned char * s = (const unsigned char *) text;
     const size_t want = llmi_utf8_want(s[0]);
@@ -1097,9 +1099,9 @@ size_t llm_utf8_whole(const char * text, size_t n_bytes) {
 // >>pre   pre-tokenizers: expressions that split text into pieces
 // =====================================================================================================
 //
-// The regular expressions are the models' own (from training). What they need is compiled here: alternatives, the first
-// that matches wins; in each, items that are a set of characters, repeated; (?!\S); and \c, a letter of ours for an
-// English contraction in any case. Trying an alternative costs at most the length of the two runs that it begins with.
+// The regular expressions are those that the models were trained with. This compiles the syntax that they use:
+// alternatives, of which the first match wins, of repeated character sets; (?!\S); and \c, an extension for an English
+// contraction in any case. Trying an alternative costs at most the length of the two runs that it begins with.
 
 enum { LLMI_PRE_PASSES = 4, LLMI_PRE_ITEMS = 64, LLMI_PRE_ALTERNATIVES = 24 };
 
@@ -1116,8 +1118,8 @@ enum { LLMI_PRE_PASSES = 4, LLMI_PRE_ITEMS = 64, LLMI_PRE_ALTERNATIVES = 24 };
 static const struct llmi_pre_row {
     const char * name;                    // tokenizer.ggml.pre
     bool add_bos;                         // unless the file says
-    bool whole;                           // a piece that is a token is taken as it is (ignore_merges)
-    const char * passes[LLMI_PRE_PASSES]; // each splits the pieces of the one before
+    bool whole;                           // a piece that is a token is not split (ignore_merges)
+    const char * passes[LLMI_PRE_PASSES]; // each splits the pieces of the previous pass
 } llmi_pre_rows[] = {
     { "gpt-2", false, false, { LLMI_GPT2, NULL, NULL, NULL } },
     { "smollm", false, false, { "\\p{N}", LLMI_GPT2, NULL, NULL } },
@@ -1155,7 +1157,7 @@ struct llmi_pre {
     int n_items, n_alternatives, n_passes;
 };
 
-// ---- compiling: of the expressions above, no others; so nothing is checked ----
+// ---- compiling: only the expressions above, hence no checks ----
 
 static uint32_t llmi_class_bits(const char * name, size_t n) { // of \p{name}
     enum { UPPER = 1 << LLMI_UC_UPPER, LOWER = 1 << LLMI_UC_LOWER, OTHER = 1 << LLMI_UC_LETTER };
@@ -1261,11 +1263,11 @@ static void llmi_pre_compile(struct llmi_pre * p, const struct llmi_pre_row * ro
     for (int i = 0; i < LLMI_PRE_PASSES && row->passes[i] != NULL; ++i) { llmi_compile_pass(p, row->passes[i]); }
 }
 
-// ---- matching: on an array of characters, whose end looks like the end of the text ----
+// ---- matching on an array of characters: its end counts as the end of the text ----
 
 struct llmi_chars {     // of a text
     uint32_t *c, *bits; // code points, llmi_char_bits
-    uint32_t * at;      // byte that each begins at; [n]: the end
+    uint32_t * at;      // first byte of each; [n]: the end
     bool * is_first;    // of a piece
     size_t n;
 };
@@ -1293,7 +1295,7 @@ static size_t llmi_contraction(const struct llmi_chars * t, size_t at, size_t en
 
 #define LLMI_NO_MATCH ((int64_t) -1)
 
-// End of what the items match from `at` on; LLMI_NO_MATCH if they do not. Takes as much as it can, then goes back.
+// End of the items' match at `at`; LLMI_NO_MATCH: none. Greedy, with backtracking.
 static int64_t llmi_match(const struct llmi_item * item, int n, const struct llmi_chars * t, size_t at, size_t end) {
     if (n == 0) { return (int64_t) at; }
     if (item->kind == LLMI_ITEM_NOT_AHEAD) {
@@ -1313,10 +1315,10 @@ static int64_t llmi_match(const struct llmi_item * item, int n, const struct llm
     return LLMI_NO_MATCH;
 }
 
-// Characters [first, end) are a piece; marks where the pieces that the pass makes of it begin.
+// Marks the beginnings of the pieces into which the pass splits characters [first, end).
 static void llmi_split(
     const struct llmi_pre * p, const struct llmi_span * pass, const struct llmi_chars * t, size_t first, size_t end) {
-    bool is_between = false; // characters that nothing matches are a piece together
+    bool is_between = false; // consecutive unmatched characters are one piece
     for (size_t at = first; at < end;) {
         int64_t last = LLMI_NO_MATCH;
         for (int i = pass->first; i < pass->first + pass->n && last <= (int64_t) at; ++i) {
@@ -1351,7 +1353,7 @@ enum llmi_token_type { // tokenizer.ggml.token_type
     LLMI_UNDEFINED, LLMI_NORMAL, LLMI_UNKNOWN, LLMI_CONTROL, LLMI_USER_DEFINED, LLMI_UNUSED, LLMI_BYTE
 };
 // clang-format on
-enum { LLMI_NONE = -1, LLMI_BYTE_CHARS = 0x144 }; // no token or symbol; characters that byte-level BPE writes bytes as
+enum { LLMI_NONE = -1, LLMI_BYTE_CHARS = 0x144 }; // no token or symbol; characters for bytes in byte-level BPE
 
 struct llmi_merge {
     int32_t left, right, result, rank; // symbols; rank: from 1 on, 0: a free slot
@@ -1361,13 +1363,13 @@ struct llmi_text_slot {
     int32_t next;  // symbol + 1; 0: a free slot
 };
 
-// Symbols are what merges work on: the tokens, then texts that occur in merges and are no token (most files have none).
+// Symbols are the units of merges: tokens, then texts in merges that are no token (most files have none).
 struct llmi_vocab {
     enum llmi_vocab_kind kind;
-    int32_t n_tokens, n_symbols, max_symbols; // max_symbols: that there is room for
+    int32_t n_tokens, n_symbols, max_symbols; // max_symbols: allocated
     uint32_t max_text;                        // bytes that there is room for
-    char *text, *piece;                       // of all symbols; what tokens add to a text
-    uint32_t *text_at, *piece_at;             // where each begins; one more than there are
+    char *text, *piece;                       // texts of all symbols; bytes that tokens add to a text
+    uint32_t *text_at, *piece_at;             // offset of each, and of the end
     uint8_t * type;                           // enum llmi_token_type
     bool * is_end;
     float * score;                   // SPM
@@ -1405,7 +1407,7 @@ static size_t llmi_symbol_size(const struct llmi_vocab * v, int32_t symbol) {
     return v->text_at[symbol + 1] - v->text_at[symbol];
 }
 
-// The slot of a text with this hash: it holds the text's symbol, or is free.
+// Slot of a text with this hash: has the text's symbol, or is free.
 static struct llmi_text_slot * llmi_slot(const struct llmi_vocab * v, const char * text, size_t n, uint32_t hash) {
     uint32_t i = hash & (v->n_slots - 1);
     for (; v->slots[i].next != 0; i = (i + 1) & (v->n_slots - 1)) {
@@ -1441,10 +1443,10 @@ static bool llmi_is_special(const struct llmi_vocab * v, int32_t token) {
     return v->type[token] == LLMI_CONTROL || v->type[token] == LLMI_UNKNOWN || v->type[token] == LLMI_USER_DEFINED;
 }
 
-// ---- the 256 characters that byte-level BPE writes bytes as ----
+// ---- the 256 characters for bytes in byte-level BPE ----
 
 static void llmi_byte_chars(struct llmi_vocab * v) {
-    uint16_t next = 0x100; // for bytes that have no printable character of their own number
+    uint16_t next = 0x100; // for bytes whose number is no printable character
     for (int b = 0; b < 256; ++b) {
         const bool is_printable = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD);
         v->char_of_byte[b] = is_printable ? (uint16_t) b : next++;
@@ -1452,7 +1454,8 @@ static void llmi_byte_chars(struct llmi_vocab * v) {
     }
 }
 
-// Writes the characters of `text` as the bytes they stand for; others stay. Returns how many bytes.
+// Writes the bytes that the characters of `text` stand for, and other characters unchanged. Returns the number of
+// bytes.
 static size_t llmi_bytes_of(const struct llmi_vocab * v, const char * text, size_t n, char * out) {
     size_t n_out = 0, length;
     for (size_t i = 0; i < n; i += length) {
@@ -1467,7 +1470,7 @@ static size_t llmi_bytes_of(const struct llmi_vocab * v, const char * text, size
     return n_out;
 }
 
-// ---- pieces: what tokens add to a text ----
+// ---- pieces: bytes that tokens add to a text ----
 
 static const char llmi_blank[] = "\xE2\x96\x81"; // U+2581 stands for a blank in SentencePiece and WordPiece
 
@@ -1537,7 +1540,7 @@ static void llmi_set_end(struct llmi_vocab * v, int32_t token) {
     if (token >= 0 && token < v->n_tokens) { v->is_end[token] = true; }
 }
 
-// An answer ends at any of these, if they are control tokens, and where the file says.
+// Tokens that end an answer if they are control tokens, besides those that the file names.
 static void llmi_find_ends(struct llmi_vocab * v) {
     static const char * const texts[] = {
         "<|eot_id|>",
@@ -1573,7 +1576,7 @@ static void llmi_find_ends(struct llmi_vocab * v) {
 
 // ---- filling the tables ----
 
-// Takes over a text as the next symbol. Equal ones are an error.
+// Adds a text as the next symbol. A second equal text is an error.
 static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const char * text, size_t n, uint32_t hash) {
     struct llmi_text_slot * slot = llmi_slot(v, text, n, hash);
     if (slot->next != 0) {
@@ -1587,7 +1590,8 @@ static gcuda_status llmi_add_text(struct llmi_vocab * v, int32_t symbol, const c
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Tables for so many symbols and bytes of text, with what they hold already. The old ones stay in the arena.
+// Grows the tables to this number of symbols and bytes of text and keeps their contents. The old ones stay in the
+// arena.
 static gcuda_status llmi_symbols_alloc(
     struct llmi_vocab * v, struct gcuda_context * arena, size_t n_symbols, size_t n_bytes) {
     const struct llmi_text_slot * old_slots = v->slots;
@@ -1610,8 +1614,7 @@ static gcuda_status llmi_symbols_alloc(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A text of a merge: its symbol, made where there is none. Most files have only tokens there: room for others is made
-// when one comes.
+// Symbol of a text in a merge; added if missing. In most files all are tokens, so memory for others grows on demand.
 static gcuda_status llmi_intern(
     struct llmi_vocab * v, struct gcuda_context * arena, const char * text, size_t n, uint32_t hash, int32_t * symbol) {
     *symbol = llmi_slot(v, text, n, hash)->next - 1;
@@ -1647,7 +1650,7 @@ static void llmi_bind_bytes(struct llmi_vocab * v) {
     }
 }
 
-// ---- reading from the file: of a stranger's file no number, type or count is taken without a look ----
+// ---- reading from the file, which is untrusted: every number, type and count is checked ----
 
 struct llmi_file {
     struct gcuda_gguf_context * g;
@@ -1682,7 +1685,7 @@ static gcuda_status llmi_string_array(
     return GCUDA_STATUS_SUCCESS;
 }
 
-enum { LLMI_EMPTY_TEXT = 24 }; // bytes of [EMPTY_N], which stands for an empty token
+enum { LLMI_EMPTY_TEXT = 24 }; // bytes of [EMPTY_N], the name of an empty token
 
 static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64_t n) {
     uint64_t sum = 0;
@@ -1696,7 +1699,7 @@ static uint64_t llmi_string_bytes(const struct llmi_file * f, int64_t id, uint64
     return sum;
 }
 
-// 4-byte numbers, one for each token at least. *data NULL: there is no such key.
+// 4-byte numbers, at least one per token. *data NULL: no such key.
 static gcuda_status llmi_token_array(
     const struct llmi_file * f, const char * key, enum gcuda_gguf_type type, int32_t n_tokens, const void ** data) {
     const int64_t id = gcuda_gguf_find_key(f->g, key);
@@ -1825,7 +1828,8 @@ static gcuda_status llmi_load_types(const struct llmi_file * f, struct llmi_voca
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The hash table is larger than a processor's cache: some texts are looked up together, so that their misses overlap.
+// The hash table is larger than the processor's cache. Several texts are looked up together, so that cache misses
+// overlap.
 enum { LLMI_LOAD_BATCH = 32 };
 
 static gcuda_status llmi_load_texts(const struct llmi_file * f, struct llmi_vocab * v, int64_t tokens) {
@@ -1949,16 +1953,16 @@ static void llmi_emit(struct llmi_tokenizer * t, int32_t token) {
     if (token >= 0 && token < t->v->n_tokens) { llmi_put(t->out, &token, 1); }
 }
 
-// ---- merging: of two neighbours those first that the vocabulary joins first; of equal ones the left ----
+// ---- merging: the pair of neighbours with the lowest rank first; of equal ones the left ----
 
 struct llmi_node { // a symbol of the piece, in a list
     int32_t prev, next, symbol;
-    uint32_t at, n; // its bytes; n 0: it was merged into the one before
+    uint32_t at, n; // its bytes; n 0: it was merged into the previous one
 };
 struct llmi_candidate {
     double order;         // rank; or minus the score
-    int32_t left, symbol; // node; what the two become
-    uint32_t n;           // bytes of both: another sum says that one of them has changed
+    int32_t left, symbol; // node; symbol of both joined
+    uint32_t n;           // bytes of both; another sum: one of them has changed
 };
 struct llmi_merger {
     const struct llmi_vocab * v;
@@ -1991,7 +1995,7 @@ static struct llmi_candidate llmi_heap_pop(struct llmi_merger * m) {
     return top;
 }
 
-// What two neighbours become; false: the vocabulary does not join them.
+// Symbol of two neighbours joined; false: the vocabulary has no merge.
 static bool llmi_joins(const struct llmi_merger * m, const struct llmi_node * left, const struct llmi_node * right,
     struct llmi_candidate * c) {
     if (m->v->kind == LLMI_BPE) {
@@ -2032,7 +2036,7 @@ static void llmi_merge_all(struct llmi_merger * m) {
     }
 }
 
-// Room for pieces of up to n symbols: each merge takes one away and offers at most two.
+// Memory for pieces of up to n symbols: each merge removes one symbol and adds at most two candidates.
 static gcuda_status llmi_merger_init(struct llmi_merger * m, struct llmi_tokenizer * t, size_t n) {
     memset(m, 0, sizeof *m);
     m->v = t->v;
@@ -2048,7 +2052,7 @@ static void llmi_merger_add(struct llmi_merger * m, int32_t symbol, uint32_t at,
 
 // ---- byte-level BPE ----
 
-// A symbol that is no token: its characters, those of them that are.
+// Emits a symbol: itself if it is a token, else those of its characters that are tokens.
 static void llmi_emit_symbol(struct llmi_tokenizer * t, int32_t symbol) {
     const struct llmi_vocab * v = t->v;
     if (symbol < v->n_tokens) {
@@ -2063,7 +2067,7 @@ static void llmi_emit_symbol(struct llmi_tokenizer * t, int32_t symbol) {
     }
 }
 
-// The token that a piece is as a whole; LLMI_NONE if it is none.
+// Token that equals a whole piece; LLMI_NONE: none.
 static int32_t llmi_whole_piece(const struct llmi_vocab * v, const char * text, size_t n) {
     char mapped[512];
     size_t n_mapped = 0;
@@ -2108,7 +2112,7 @@ static gcuda_status llmi_chars_init(struct llmi_chars * c, struct llmi_tokenizer
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Length of the piece that begins with character `first`, in characters.
+// Length in characters of the piece that begins at character `first`.
 static size_t llmi_piece_chars(const struct llmi_chars * c, size_t first) {
     size_t end = first + 1;
     while (end < c->n && !c->is_first[end]) { ++end; }
@@ -2241,14 +2245,14 @@ static gcuda_status llmi_tokenize(const struct llmi_vocab * v, const char * text
 
 // ---- WordPiece ----
 
-enum { LLMI_WORD_CHARS = 100 }; // of longer words the models know nothing: [UNK]
+enum { LLMI_WORD_CHARS = 100 }; // longer words are unknown to the models: [UNK]
 
 struct llmi_word { // U+2581 and up to LLMI_WORD_CHARS characters
     char text[3 + 4 * LLMI_WORD_CHARS];
     size_t n_bytes, n_chars; // n_chars may be more than fit
 };
 
-// The token that the longest beginning of text is; *length: its bytes.
+// Token of the longest prefix of text; *length: its bytes.
 static int32_t llmi_longest(const struct llmi_vocab * v, const char * text, size_t n, size_t * length) {
     for (*length = (size_t) llmi_min((int64_t) n, v->max_piece); *length > 0; --*length) {
         const bool is_boundary = *length == n || ((unsigned char) text[*length] & 0xC0) != 0x80;
@@ -2283,7 +2287,7 @@ static void llmi_add_to_word(struct llmi_word * word, uint32_t c) {
     word->n_bytes += llmi_utf8_put(c, word->text + word->n_bytes);
 }
 
-// Punctuation, ASCII symbols and CJK ideographs are words of their own.
+// Each punctuation character, ASCII symbol and CJK ideograph is a separate word.
 static bool llmi_is_word(uint32_t c) {
     static const uint32_t ideographs[][2] = { { 0x4E00, 0x9FFF }, { 0x3400, 0x4DBF }, { 0x20000, 0x2A6DF },
         { 0x2A700, 0x2B73F }, { 0x2B740, 0x2B81F }, { 0x2B920, 0x2CEAF }, { 0xF900, 0xFAFF }, { 0x2F800, 0x2FA1F } };
@@ -2295,7 +2299,7 @@ static bool llmi_is_word(uint32_t c) {
     return false;
 }
 
-// Characters that are left out: control characters but for tab and line ends, and U+FFFD.
+// Characters that are skipped: control characters except tab and line ends, and U+FFFD.
 static bool llmi_is_dropped(uint32_t c, enum llmi_uc k) {
     const bool is_control = c < 0x20 || (c >= 0x7F && c < 0xA0);
     return k == LLMI_UC_CONTROL || c == 0xFFFD || (is_control && c != '\t' && c != '\n' && c != '\r');
@@ -2336,7 +2340,7 @@ static bool llmi_is_shown(const struct llmi_vocab * v, int32_t token) {
 
 static void llmi_detokenize(
     const struct llmi_vocab * v, const int32_t * tokens, size_t n, bool with_special, struct llmi_out * out) {
-    bool is_first = v->kind != LLMI_BPE && v->add_space; // the blank that tokenizing has added
+    bool is_first = v->kind != LLMI_BPE && v->add_space; // the blank that tokenization added
     for (size_t i = 0; i < n; ++i) {
         if (!with_special && !llmi_is_shown(v, tokens[i])) { continue; }
         const char * piece = v->piece + v->piece_at[tokens[i]];
@@ -2355,9 +2359,9 @@ enum llmi_chat_trait {
     LLMI_TRIM_SYSTEM = 1,
     LLMI_TRIM_USER = 2,
     LLMI_TRIM_ASSISTANT = 4,
-    LLMI_SYSTEM_IN_USER = 8,  // the system's text comes first in the user's next message
-    LLMI_DEFAULT_SYSTEM = 16, // the template has a text for chats without one
-    // a head before everything; the assistant's message that ends a chat has an end of its own
+    LLMI_SYSTEM_IN_USER = 8,  // the system text is put before the user's next message
+    LLMI_DEFAULT_SYSTEM = 16, // the template has a default system text
+    // a head before everything; the assistant's message that ends a chat has a special end
     LLMI_HARMONY = 32
 };
 enum { LLMI_SYSTEM, LLMI_USER, LLMI_ASSISTANT, LLMI_ROLES };
@@ -2378,7 +2382,7 @@ static const struct llmi_template {
         { { "<|im_start|>system\n", "<|im_end|>\n" }, { "<|im_start|>user\n", "<|im_end|>\n" },
             { "<|im_start|>assistant\n", "<|im_end|>\n" } },
         "<|im_start|>assistant\n", LLMI_DEFAULT_SYSTEM },
-    // Mistral's differ in blanks. A system text that the newer ones have for chats without one is not added.
+    // Templates of Mistral differ in blanks. The default system text of newer ones is not added.
     { "mistral-v7", { "[SYSTEM_PROMPT] ", "[INST]" },
         { { "[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]" }, { "[INST] ", "[/INST]" }, { " ", "</s>" } }, "", 0 },
     { "mistral-v7-tekken", { "[SYSTEM_PROMPT]", "[INST]" },
@@ -2408,9 +2412,9 @@ static const struct llmi_template {
         "<|start|>assistant", LLMI_HARMONY },
 };
 
-// The template that the text of tokenizer.chat_template is; NULL: none of those known.
+// Template that tokenizer.chat_template matches; NULL: unknown.
 static const struct llmi_template * llmi_template_of(const char * text) {
-    // Llama 2 has [INST] too, and a form of its own
+    // Llama 2 has [INST] too, in another format
     if (text == NULL || strstr(text, "<<SYS>>") != NULL) { return NULL; }
     for (size_t i = 0; i < sizeof llmi_templates / sizeof *llmi_templates; ++i) {
         const struct llmi_template * row = &llmi_templates[i];
@@ -2421,13 +2425,12 @@ static const struct llmi_template * llmi_template_of(const char * text) {
     return NULL;
 }
 
-// The system text that a chatml template holds for chats without one: what is between its own marks, if it is plain
-// text.
+// Default system text of a chatml template: the text between its markers, if it is plain text.
 static const char * llmi_default_system(const char * text, size_t * n) {
     const char * begin = strstr(text, "<|im_start|>system");
     if (begin == NULL) { return NULL; }
     begin += 18;
-    // a line's end, or as a template's text writes it
+    // a line end, or its escape in the template
     begin += begin[0] == '\n' ? 1 : strncmp(begin, "\\n", 2) == 0 ? 2 : 0;
     const char * end = strstr(begin, "<|im_end|>");
     *n = end ? (size_t) (end - begin) : 0;
@@ -2437,7 +2440,7 @@ static const char * llmi_default_system(const char * text, size_t * n) {
 struct llmi_chat { // one call
     const struct llmi_template * t;
     struct llmi_out text;
-    struct llmi_range * plain; // where messages are, in `text`; NULL: not wanted
+    struct llmi_range * plain; // offsets of the messages in `text`; NULL: not wanted
     size_t n_plain;
 };
 
@@ -2483,7 +2486,7 @@ static void llmi_chat_message(struct llmi_chat * c, int role, const char * text,
 
 static gcuda_status llmi_chat_run(
     struct llmi_chat * c, const struct llm_message * messages, size_t n, bool is_open, const char * file_text) {
-    const char * system = NULL; // waits for the user's next message
+    const char * system = NULL; // pending until the user's next message
     size_t n_default = 0;
     if ((c->t->traits & LLMI_HARMONY) != 0) { llmi_chat_head(c); }
     const bool has_system = n > 0 && llmi_role(messages[0].role) == LLMI_SYSTEM;
@@ -2516,26 +2519,25 @@ static gcuda_status llmi_chat_run(
 // >>arch   architectures: parameters, tensors, as tables
 // =====================================================================================================
 
-// A model is its traits, and the tensors of the two tables below that the traits ask for. Two more traits say what its
-// file has.
+// A model is described by its traits, which select tensors of the two tables below. Two more traits depend on the file.
 enum llmi_trait {
     LLMI_DECODER = 1,
     LLMI_ENCODER = 2,        // BERT
     LLMI_QK_NORM = 4,        // queries and keys are normalised, each head for itself
-    LLMI_POST_NORM = 8,      // what attention and feed-forward give is normalised before it is added
+    LLMI_POST_NORM = 8,      // results of attention and feed-forward are normalised before they are added
     LLMI_FFN_NORM = 16,      // the norm before feed-forward is called ffn_norm
-    LLMI_SINKS = 32,         // each head has a logit of its own in the softmax
+    LLMI_SINKS = 32,         // each head has a learned logit in the softmax
     LLMI_WINDOW = 64,        // some layers see a window only
     LLMI_DENSE = 128,        // feed-forward without experts, with a gate ...
     LLMI_FUSED_UP = 256,     // ... gate and up are one tensor
     LLMI_EXPERT_BIAS = 512,  // experts and their router have biases
-    LLMI_TOP_K_FIRST = 1024, // routing: the softmax is over the experts that were chosen
+    LLMI_TOP_K_FIRST = 1024, // routing: softmax over the chosen experts alone
     LLMI_SCALE_EMBD = 2048,  // embeddings are multiplied by sqrt(n_embd)
     LLMI_LONG_ROPE = 4096,   // factors for short and for long contexts
     LLMI_OWN_OUTPUT = 8192,  // the output matrix is not that of the embeddings
     LLMI_SHARED_FF = 16384,  // feed_forward_length counts the experts of a token together
     LLMI_MOE = 1 << 16,      // set by the file: it has experts
-    LLMI_SPLIT_QKV = 1 << 17 // set by the file: queries, keys and values have matrices of their own
+    LLMI_SPLIT_QKV = 1 << 17 // set by the file: separate matrices of queries, keys, values
 };
 #define LLMI_ALL (LLMI_DECODER | LLMI_ENCODER)
 #define LLMI_USUAL (LLMI_DECODER | LLMI_FFN_NORM | LLMI_DENSE)
@@ -2545,7 +2547,7 @@ static const struct llmi_arch {
     int traits;
     enum gcuda_rope_type rope;
     enum gcuda_glu_op gate;
-    int pattern; // layers of which the last has no window, unless the file says
+    int pattern; // layers per period, the last of which has no window; the file may set it
 } llmi_archs[] = {
     { "llama", LLMI_USUAL, GCUDA_ROPE_TYPE_NORMAL, GCUDA_GLU_OP_SWIGLU, 0 },
     { "qwen2", LLMI_USUAL, GCUDA_ROPE_TYPE_NEOX, GCUDA_GLU_OP_SWIGLU, 0 },
@@ -2564,7 +2566,7 @@ struct llmi_rope {
     float base, scale, extrapolate, magnitude, beta_fast, beta_slow;
 };
 
-// What the file's keys say.
+// Parameters from the file's keys.
 struct llmi_params {
     // n_kv: heads of keys and values; head: its size
     int64_t n_vocab, n_ctx, n_embd, n_layers, n_ff, n_heads, n_kv, head, n_rot;
@@ -2610,7 +2612,7 @@ struct llmi_tensor_row {
     const char * name;
     size_t field; // offset of the pointer
     enum llmi_dim ne[3];
-    int needs, may; // traits with which it has to exist, with which it may
+    int needs, may; // traits that require it; traits that allow it
 };
 #define LLMI_W(field) offsetof(struct llmi_weights, field)
 #define LLMI_L(field) offsetof(struct llmi_layer, field)
@@ -2748,7 +2750,7 @@ struct llm_model {
     struct gcuda_context * arena;   // of this struct and the tables
     struct gcuda_context * tensors; // descriptions of the weights
     gcuda_backend_buffer_t buffer;
-    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // of more than one the last is the CPU
+    gcuda_backend_t backends[LLMI_MAX_BACKENDS]; // if there are several, the last is the CPU
     int n_backends;
     char backend_names[8 * LLMI_MAX_BACKENDS];
     struct llmi_file file;
@@ -2786,7 +2788,7 @@ static gcuda_status llmi_float(const struct llmi_file * f, const char * name, bo
     return gcuda_gguf_get_float(f->g, key.text, is_required, value);
 }
 
-// A number that files may give for each layer: only equal ones are supported.
+// A number that files may give per layer; only equal numbers are supported.
 static gcuda_status llmi_int_of_layers(
     const struct llmi_file * f, const char * name, bool is_required, int64_t n_layers, int64_t max, int64_t * value) {
     const struct llmi_key key = llmi_key_of(f, name);
@@ -2850,8 +2852,8 @@ static gcuda_status llmi_load_sizes(const struct llmi_file * f, int traits, stru
                                    (long long) p->n_rot);
 }
 
-// The scaling of YaRN multiplies the magnitude by 1 + 0.1 ln(factor); gcuda_rope_ext does that itself, so it gets what
-// is left.
+// YaRN multiplies the magnitude by 1 + 0.1 ln(factor). gcuda_rope_ext does that itself, so it gets the remaining
+// factor.
 static gcuda_status llmi_load_rope(const struct llmi_file * f, struct llmi_params * p) {
     struct llmi_rope * r = &p->rope[0];
     const char * type = "linear";
@@ -2982,7 +2984,7 @@ static gcuda_status llmi_make_tensors(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A tensor that no table names would be left out of the computation, and the result be wrong without a word.
+// Refuses tensors that no table names: without them the results would be silently wrong.
 static gcuda_status llmi_check_all_used(const struct llm_model * m) {
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {
         const char * name = gcuda_gguf_get_tensor_name(m->file.g, i);
@@ -3061,7 +3063,7 @@ static gcuda_status llmi_load_weights(struct llm_model * m, const struct llm_mod
         load.backend = m->backends[0];
         return gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
     }
-    load.sched = llmi_make_sched(m->backends, m->n_backends, 64); // only to say how the weights are divided
+    load.sched = llmi_make_sched(m->backends, m->n_backends, 64); // only to divide the weights
     LLMI_TRY(load.sched ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED);
     const gcuda_status st = gcuda_gguf_load(m->file.g, m->tensors, &load, &m->buffer);
     gcuda_backend_sched_free(load.sched);
@@ -3099,7 +3101,7 @@ static gcuda_status llmi_open_file(struct llm_model * m, const char * path, cons
     return m->file.g != NULL ? llmi_find_arch(m) : st;
 }
 
-// All but the weights: vocabulary, parameters, names and shapes of tensors.
+// Everything except weights: vocabulary, parameters, names and shapes of tensors.
 static gcuda_status llmi_load_description(struct llm_model * m) {
     const int64_t begin_us = gcuda_time_us();
     LLMI_TRY(llmi_vocab_load(&m->vocab, &m->file, m->arena));
@@ -3119,11 +3121,11 @@ static gcuda_status llmi_read_file(struct llm_model * m, const char * path, cons
     return llmi_load_description(m);
 }
 
-// Reads a byte of each page of the mapped weights until the thread is done, so that copies to a GPU have fewer page
-// faults. These are a quarter of a thread's time for copying from a mapped file (1.5 GB in the page cache: 0.05 of
-// 0.21 s, Xeon, Linux 6.18). Before the driver has started nothing can be copied.
+// Reads a byte of each page of the mapped weights until the thread has finished, so that copies to a GPU have fewer
+// page faults. Page faults take a quarter of the time of copying from a mapped file (1.5 GB in the page cache: 0.05 of
+// 0.21 s, Xeon, Linux 6.18). No copy can start before the driver has.
 static void llmi_touch_weights(const struct llm_model * m, const struct gcuda_thread * thread) {
-    enum { PAGE = 4096, PAGES = 256 }; // PAGES: between two looks at the thread
+    enum { PAGE = 4096, PAGES = 256 }; // PAGES: read between two checks of the thread
     for (int64_t i = 0; i < gcuda_gguf_get_n_tensors(m->file.g); ++i) {
         const volatile char * data = (const volatile char *) gcuda_gguf_get_tensor_data(m->file.g, i);
         const size_t n = data != NULL ? gcuda_gguf_get_tensor_size(m->file.g, i) : 0;
@@ -3296,7 +3298,7 @@ static gcuda_status llmi_chat_tokenize(const struct llm_model * m, const struct 
     LLMI_TRY(llmi_made(c.plain = LLMI_NEW(arena, struct llmi_range, 2 * n + 1)));
     LLMI_TRY(llmi_chat_run(&c, messages, n, is_open, m->template_text));
     size_t n_bos;
-    // where the template begins with it, it is not added again
+    // not added twice if the template begins with it
     const char * bos = llm_token_piece(m, m->vocab.bos, &n_bos);
     const bool has_bos = n_bos > 0 && n_bos <= n_bytes && memcmp(text, bos, n_bos) == 0;
     return llmi_tokenize(
@@ -3322,13 +3324,13 @@ struct llmi_cell {
     int32_t position, token;
     uint64_t seqs; // a bit for each sequence that it belongs to; 0: free
 };
-// A cache of layers without a window holds positions [0, length) of a sequence, one of layers with a window is smaller:
-// it holds [first, length), of which the next token sees no more than the last window - 1.
+// The cache of a layer without a window holds positions [0, length) of a sequence. With a window it is smaller and
+// holds [first, length); the next token sees at most the last window - 1 of them.
 struct llmi_cells {
     struct llmi_cell * cells;
-    int32_t n, n_used, head; // head: where the search for a free one begins
-    int32_t end;             // all cells from here on are free, and others may be
-    uint32_t version;        // changes whenever a cell does other than being taken
+    int32_t n, n_used, head; // head: start of the search for a free cell
+    int32_t end;             // all cells from here on are free; earlier ones may be
+    uint32_t version;        // incremented by every change except taking a cell
     int32_t first[LLM_MAX_SEQS], length[LLM_MAX_SEQS];
 };
 
@@ -3342,7 +3344,7 @@ static void llmi_cells_free(struct llmi_cells * c, int32_t i, uint64_t seqs) {
     }
 }
 
-// A free cell for the sequence's next position; the caller knows that there is one.
+// Takes a free cell for the sequence's next position; the caller has checked that one exists.
 static int32_t llmi_cells_take(struct llmi_cells * c, int32_t seq, int32_t token) {
     int32_t i = c->head;
     while (c->cells[i].seqs != 0) { i = i + 1 == c->n ? 0 : i + 1; }
@@ -3371,12 +3373,12 @@ static void llmi_cells_truncate(struct llmi_cells * c, int32_t seq, int32_t leng
     if (length == 0) { c->first[seq] = 0; }
 }
 
-// Whether the positions before `length` that a window sees from there are still in their cells.
+// Whether the cells still have all positions that a window at `length` sees.
 static bool llmi_cells_can_truncate(const struct llmi_cells * c, int32_t seq, int32_t length, int64_t window) {
     return length == 0 || c->first[seq] == 0 || c->first[seq] <= length - window + 1;
 }
 
-// Frees what no later token sees.
+// Frees cells that no later token sees.
 static void llmi_cells_leave_window(struct llmi_cells * c, int64_t window) {
     for (int32_t seq = 0; seq < LLM_MAX_SEQS; ++seq) {
         c->first[seq] = (int32_t) llmi_max(c->first[seq], c->length[seq] - window + 1);
@@ -3420,13 +3422,13 @@ static void llmi_cells_mask(
 // =====================================================================================================
 
 struct llmi_graph_key {                   // two runs of equal keys use the same graph
-    int32_t n_tokens, n_kv[2], n_outputs; // n_kv: cells looked at, in each cache
-    int32_t is_embedding;                 // the result is what the output matrix would be given
+    int32_t n_tokens, n_kv[2], n_outputs; // n_kv: cells that attention reads, per cache
+    int32_t is_embedding;                 // the result is the input of the output matrix
 };
 
 struct llmi_inputs {                                   // tensors that a run sets
     struct gcuda_tensor *tokens, *positions, *outputs; // I32; outputs: the tokens whose logits are wanted
-    struct gcuda_tensor * cells[2];                    // I32: where the tokens go, in each cache
+    struct gcuda_tensor * cells[2];                    // I32: cells of the tokens, per cache
     struct gcuda_tensor * mask[2];                     // F16 [n_kv, n_tokens]: of layers without a window, with one
 };
 
@@ -3438,12 +3440,12 @@ struct llmi_build {
     struct gcuda_tensor **k_cache, **v_cache; // of each layer: [head * n_kv, cells]
     struct gcuda_tensor * rotation;           // F32 [n, n], see llmi_turn; NULL: keys and values are stored as they are
     int window_cache;                         // the cache of layers with a window: 0 or 1
-    // all inputs, one after the other, at the same places in every graph of as many tokens
+    // all inputs, contiguous; offsets depend on the number of tokens alone
     gcuda_backend_buffer_t input_buffer;
     size_t n_input_bytes; // of them in use; buffer NULL: the allocator of the graph places inputs
     struct llmi_inputs in;
     struct llmi_graph_key key;
-    // I32 [n_best, n_outputs]: tokens with the largest logits, which are the graph's result then; or NULL
+    // I32 [n_best, n_outputs]: tokens with the largest logits, the graph's result; or NULL
     struct gcuda_tensor * best;
     int n_best;
     bool exact, is_long; // is_long: rope factors for long contexts
@@ -3534,7 +3536,7 @@ static struct gcuda_tensor * llmi_rotate(struct llmi_build * b, int64_t layer, s
 }
 
 // Multiplies each n elements of x's heads by the Hadamard matrix, divided by sqrt(n): a rotation that spreads single
-// large elements over all n, and that undoes itself. Queries and keys turned alike have the same products.
+// large elements over all n and is its own inverse. Rotating queries and keys alike keeps their products.
 static struct gcuda_tensor * llmi_turn(struct llmi_build * b, struct gcuda_tensor * x) {
     if (b->rotation == NULL || x == NULL) { return x; }
     struct gcuda_tensor * rows = gcuda_is_contiguous(x) ? x : gcuda_cont(b->ctx, x);
@@ -3553,7 +3555,8 @@ static struct gcuda_tensor * llmi_cache_view(struct llmi_build * b, struct gcuda
     return view;
 }
 
-// Writes keys or values of the batch into their cells. Expanded at once: the views of the cache are read after it.
+// Writes keys or values of the batch into their cells. Added to the graph at once, because the views of the cache are
+// read afterwards.
 static void llmi_store(
     struct llmi_build * b, struct gcuda_tensor * cache, struct gcuda_tensor * x, struct gcuda_tensor * cells) {
     const int64_t n = b->p->head * b->p->n_kv;
@@ -3618,7 +3621,7 @@ static struct llmi_routes llmi_route(struct llmi_build * b, const struct llmi_la
     w = gcuda_reshape_2d(b->ctx, w, n_used, n_tokens);
     if (top_k_first) {
         w = gcuda_soft_max(b->ctx, w);
-    } else { // what was chosen sums to 1; 2^-14 keeps a sum of nothing apart from 0
+    } else { // weights of the chosen experts sum to 1; at least 2^-14 avoids dividing by 0
         w = gcuda_div(b->ctx, w, gcuda_clamp(b->ctx, gcuda_sum_rows(b->ctx, w), 6.103515625e-5f, INFINITY));
     }
     r.weights = llmi_now(b, gcuda_reshape_3d(b->ctx, w, 1, n_used, n_tokens)); // before the experts' products
@@ -3646,7 +3649,7 @@ static struct gcuda_tensor * llmi_decoder_layer(struct llmi_build * b, int64_t l
     const struct llmi_layer * l = &b->m->layers[layer];
     struct gcuda_tensor * a = llmi_linear(b, l->out, llmi_attention(b, layer, llmi_norm(b, x, l->attn_norm)), l->out_b);
     if (l->attn_post_norm != NULL) { a = llmi_norm(b, a, l->attn_post_norm); }
-    // the rest is computed for the tokens whose logits are wanted
+    // the rest is computed for the output tokens alone
     if (layer + 1 == b->p->n_layers && b->key.n_outputs < b->key.n_tokens) {
         a = gcuda_get_rows(b->ctx, a, b->in.outputs);
         x = gcuda_get_rows(b->ctx, x, b->in.outputs);
@@ -3707,13 +3710,13 @@ enum { LLMI_INPUT_ALIGN = 256 };
 static gcuda_status llmi_place_input(struct llmi_build * b, struct gcuda_tensor * t) {
     if (t == NULL || b->input_buffer == NULL) { return GCUDA_STATUS_SUCCESS; }
     char * at = (char *) gcuda_backend_buffer_get_base(b->input_buffer) + b->n_input_bytes;
-    t->buffer = NULL; // of a graph that is resized: where it was
+    t->buffer = NULL; // in a graph that is resized: its old address
     t->data = NULL;
     b->n_input_bytes += (size_t) llmi_pad((int64_t) gcuda_nbytes(t), LLMI_INPUT_ALIGN);
     return gcuda_backend_tensor_alloc(b->input_buffer, t, at);
 }
 
-// Masks are last, that of layers without a window, which grows, after the other.
+// Masks are last. The one of layers without a window grows, so it comes after the other.
 static gcuda_status llmi_place_inputs(struct llmi_build * b) {
     struct gcuda_tensor * all[7] = { b->in.tokens, b->in.positions, b->in.outputs, b->in.cells[0], b->in.cells[1],
         b->in.mask[1], b->in.mask[0] };
@@ -3793,19 +3796,18 @@ struct llm_session {
     gcuda_gallocr_t galloc;                          // with one backend
     gcuda_backend_sched_t sched;                     // with several
     gcuda_backend_event_t event;                     // NULL: the graph is computed when the call returns
-    struct gcuda_context * cache[LLMI_MAX_BACKENDS]; // descriptions; each layer's is where its weights are
+    struct gcuda_context * cache[LLMI_MAX_BACKENDS]; // descriptions; each layer's is on the device of its weights
     gcuda_backend_buffer_t cache_buffer[LLMI_MAX_BACKENDS];
     struct llmi_cells cells[2];
     struct llmi_build build;      // the graph of the last run
     struct gcuda_tensor * result; // of it; NULL: there is no graph
-    // of a device: of the last graph of a token for each sequence, of the last other one; NULL: none
+    // of a device: for the last graph with one token per sequence, and for the last other graph; NULL: none
     gcuda_backend_graph_plan_t plans[2];
-    // inputs and results. With one backend inputs go to the device at once, from memory that is the device's where the
-    // host can write it
+    // inputs and results. One backend: inputs are copied together, or the host writes device memory if it can
     struct gcuda_context * input_ctx;
     struct gcuda_tensor * input_bytes;  // I8: the whole buffer of inputs
-    gcuda_backend_buffer_t host_buffer; // page-locked: staged inputs, logits, best tokens; NULL: they are in the arena
-    char * staging;                     // of inputs; NULL: each is sent alone
+    gcuda_backend_buffer_t host_buffer; // page-locked: staged inputs, logits, best tokens; NULL: in the arena
+    char * staging;                     // of inputs; NULL: each is copied separately
     size_t max_nodes;
     // the batch
     int32_t *tokens, *seqs;
@@ -3814,7 +3816,7 @@ struct llm_session {
     // the chunk being computed: n_chunk 0: none
     int32_t n_chunk, n_chunk_outputs, node;
     int32_t *chunk_cells[2], *chunk_positions, *chunk_outputs;
-    uint16_t * masks[2]; // where the scheduler places inputs
+    uint16_t * masks[2]; // backend on which the scheduler places inputs
     // the last row that was made; row NULL: none
     struct {
         const uint16_t * row;
@@ -3855,7 +3857,7 @@ static gcuda_status llmi_session_backends(struct llm_session * s) {
     return llmi_made(s->event = gcuda_backend_event_new(gcuda_backend_get_device(s->backends[0])));
 }
 
-// The backend that reads the tensor where it is.
+// Backend that reads the tensor without a copy.
 static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tensor * t) {
     int i = 0;
     while (i + 1 < s->m->n_backends &&
@@ -3868,7 +3870,7 @@ static int llmi_backend_of(const struct llm_session * s, const struct gcuda_tens
 // Writes the Hadamard matrix of n rows: element (i, j) is negative if i and j have an odd number of ones in common.
 static gcuda_status llmi_set_rotation(struct llm_session * s) {
     const int64_t n = s->build.rotation->ne[0];
-    float * row = s->logits; // long enough: set before anything is computed
+    float * row = s->logits; // set before anything is computed
     for (int64_t i = 0; i < n; ++i) {
         for (int64_t j = 0; j < n; ++j) {
             int64_t common = i & j;
@@ -3905,7 +3907,7 @@ static gcuda_status llmi_cache_layer(struct llm_session * s, int64_t i) {
     return gcuda_context_status(*ctx);
 }
 
-// The caches of keys and values, all zeros: cells without a token are multiplied by a weight of 0, and must be numbers.
+// Caches of keys and values, zero-filled: cells without a token get weight 0 and must not contain NaN.
 static gcuda_status llmi_session_cache(struct llm_session * s) {
     const struct llmi_params * p = &s->m->params;
     const enum gcuda_type type = s->params.kv_type;
@@ -3931,7 +3933,7 @@ static size_t llmi_mask_bytes(const struct llm_session * s, int cache) { // of a
     return (size_t) s->params.n_chunk * (size_t) s->n_rows[cache] * sizeof(uint16_t);
 }
 
-// One buffer for all inputs; staged in page-locked memory unless the host can write them where they are.
+// One buffer for all inputs; staged in page-locked memory unless the host can write them in place.
 static gcuda_status llmi_session_inputs(struct llm_session * s) {
     const int64_t n = llmi_max(s->params.n_chunk, s->params.n_outputs) * (int64_t) sizeof(int32_t);
     const size_t window = s->m->params.window > 0 ? llmi_mask_bytes(s, s->build.window_cache) : 0;
@@ -3945,7 +3947,7 @@ static gcuda_status llmi_session_inputs(struct llm_session * s) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Memory that results are copied to, and inputs from: page-locked, or copies would wait for the device.
+// Host memory for results and inputs: page-locked, or copies would wait for the device.
 static gcuda_status llmi_session_host(struct llm_session * s, size_t n_logits, size_t n_best) {
     const gcuda_backend_buffer_type_t buft =
         s->event ? gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[0])) : NULL;
@@ -4001,14 +4003,14 @@ static gcuda_status llmi_compute(struct llm_session * s) { // and waits
                     : gcuda_backend_graph_compute(s->backends[0], s->build.graph);
 }
 
-// What computes the graph; NULL: backend or scheduler do by themselves.
+// Plan that computes the graph; NULL: the backend or the scheduler computes it.
 static gcuda_backend_graph_plan_t * llmi_plan_of(struct llm_session * s) {
     return s->event == NULL || s->build.key.is_embedding ? NULL : &s->plans[s->build.key.n_tokens > s->params.n_seqs];
 }
 
-// A plan looks at no node when it is computed. That of a token for each sequence comes again and again: after other
-// sizes of the cache views it is updated, and the second token from there on captures it again. A prompt's comes once:
-// a new plan is launched without the cost of a CUDA graph.
+// Computing a plan reads no node. The plan of one token per sequence is used again and again: when the cache views
+// change size it is updated, and the second token afterwards captures it again. The plan of a prompt is used once: it
+// is launched without the cost of a CUDA graph.
 static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_plan_t * plan) {
     const bool is_other = plan == &s->plans[1];
     if (*plan != NULL && !is_other &&
@@ -4020,8 +4022,8 @@ static gcuda_status llmi_use_plan(struct llm_session * s, gcuda_backend_graph_pl
     return llmi_made(*plan);
 }
 
-// Whether the last graph becomes that of the key by other sizes of the cache's views: with one backend, which has a
-// buffer for all inputs.
+// Whether resizing the cache views turns the last graph into that of the key: with one backend, which has a buffer for
+// all inputs.
 static bool llmi_can_resize(const struct llm_session * s, const struct llmi_graph_key * key) {
     const struct llmi_graph_key * old = &s->build.key;
     return s->result != NULL && s->build.input_buffer != NULL && (s->m->traits & LLMI_ENCODER) == 0 &&
@@ -4029,8 +4031,8 @@ static bool llmi_can_resize(const struct llm_session * s, const struct llmi_grap
            key->n_outputs == old->n_outputs;
 }
 
-// The graph of a key, placed in memory. The one of the run before is used again if its key was the same, or differs in
-// the cache's cells.
+// The graph of a key, placed in memory. The previous graph is reused if its key was the same, or differs only in the
+// number of cells.
 static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key key) {
     if (s->result != NULL && memcmp(&key, &s->build.key, sizeof key) == 0) { return GCUDA_STATUS_SUCCESS; }
     struct gcuda_tensor * result = llmi_can_resize(s, &key) ? s->result : NULL;
@@ -4063,8 +4065,8 @@ static gcuda_status llmi_session_reserve(struct llm_session * s) {
                     : gcuda_gallocr_reserve(s->galloc, s->build.graph);
 }
 
-// A GPU computes many tokens at a time faster, if an eighth of what is free on it holds what lies between layers, in
-// F32, and the mask is not larger than LLMI_MAX_MASK.
+// A GPU computes many tokens at a time faster. Limits: the F32 activations between layers fit in an eighth of its free
+// memory, and the mask is not larger than LLMI_MAX_MASK.
 static int32_t llmi_default_chunk(const struct llm_model * m, int32_t n_ctx) {
     const struct llmi_params * p = &m->params;
     const int64_t n_ff = llmi_max(p->n_ff, p->n_used * (p->n_ff_expert + p->n_embd)),
@@ -4096,7 +4098,7 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
             (long long) m->params.n_vocab);
     }
     if (q->n_ctx == 0) { q->n_ctx = (int32_t) llmi_min(n_ctx, 4096); }
-    if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has an embedding for each position
+    if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has embeddings of positions
     if (q->n_chunk == 0) { q->n_chunk = llmi_default_chunk(m, q->n_ctx); }
     q->n_chunk = (int32_t) llmi_min(q->n_chunk, q->n_ctx);
     if (q->n_seqs == 0) { q->n_seqs = 1; }
@@ -4105,8 +4107,8 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Rows of the caches. One for windows holds the window of each sequence and a chunk, if that is less than the whole
-// context.
+// Rows of the caches. A cache of windows has the window of each sequence and a chunk, or the whole context if that is
+// less.
 static void llmi_session_caches(struct llm_session * s) {
     const struct llm_session_params * q = &s->params;
     const bool is_encoder = (s->m->traits & LLMI_ENCODER) != 0;
@@ -4196,7 +4198,7 @@ static void llmi_chunk_cells(struct llm_session * s) {
     }
 }
 
-// Takes the chunk's tokens out of the cache again: they were not computed.
+// Removes the chunk's tokens from the cache: they were not computed.
 static void llmi_chunk_undo(struct llm_session * s) {
     for (int32_t i = s->n_chunk - 1; i >= 0; --i) {
         const int32_t seq = s->seqs[s->n_done + i];
@@ -4208,7 +4210,7 @@ static void llmi_chunk_undo(struct llm_session * s) {
     s->n_chunk = 0;
 }
 
-// Where the host writes an input.
+// Address at which the host writes an input.
 static void * llmi_staged(const struct llm_session * s, const struct gcuda_tensor * t, void * own) {
     return s->staging ? s->staging + ((char *) t->data - (char *) s->input_bytes->data) : own;
 }
@@ -4225,8 +4227,8 @@ static gcuda_status llmi_send_inputs(struct llm_session * s) {
     return gcuda_backend_tensor_set_async(s->backends[0], s->input_bytes, s->staging, 0, s->build.n_input_bytes);
 }
 
-// A token sees what the one before it in its sequence saw, and itself: its row is made of that one's, unless cells were
-// freed or moved.
+// A token sees itself and all that the previous token of its sequence saw. Its mask row is derived from that token's
+// row, unless cells were freed or moved.
 static void llmi_mask_row(struct llm_session * s, int32_t i, uint16_t * row, int32_t n_kv) {
     const struct llmi_cells * c = &s->cells[0];
     const int32_t seq = s->seqs[s->n_done + i], position = s->chunk_positions[i], n_old = s->last_mask.n_kv;
@@ -4263,7 +4265,7 @@ static gcuda_status llmi_chunk_mask(struct llm_session * s, int which) {
     return s->staging ? GCUDA_STATUS_SUCCESS : gcuda_backend_tensor_set(t, rows, 0, gcuda_nbytes(t));
 }
 
-// The mask without a window first: its first row is made of the last one, which others may overwrite.
+// The mask without a window first: its first row is derived from the last row, which others may overwrite.
 static gcuda_status llmi_chunk_inputs(struct llm_session * s) {
     const struct llmi_inputs * in = &s->build.in;
     for (int i = 0; i < 2; ++i) { LLMI_TRY(llmi_chunk_mask(s, i)); }
@@ -4274,7 +4276,7 @@ static gcuda_status llmi_chunk_inputs(struct llm_session * s) {
     return llmi_send_inputs(s);
 }
 
-// A chunk of whose tokens no logits are wanted computes those of its first: the graph keeps its form.
+// A chunk without outputs computes the logits of its first token, so that the graph keeps its shape.
 static gcuda_status llmi_chunk_begin(struct llm_session * s, bool is_embedding) {
     s->n_chunk = (int32_t) llmi_min(s->n_batch - s->n_done, s->params.n_chunk);
     s->n_chunk_outputs = 0;
@@ -4316,7 +4318,7 @@ static void llmi_chunk_done(struct llm_session * s) {
 
 // ---- steps ----
 
-// Of a backend that computes on its own: all is queued at once.
+// For an asynchronous backend: queues all chunks at once.
 static gcuda_status llmi_start_device(struct llm_session * s) {
     const gcuda_backend_graph_plan_t * plan = llmi_plan_of(s);
     LLMI_TRY(plan ? gcuda_backend_graph_plan_compute(s->backends[0], *plan)
@@ -4332,7 +4334,7 @@ static gcuda_status llmi_step_device(struct llm_session * s, bool wait, bool * i
     return gcuda_backend_synchronize(s->backends[0]);
 }
 
-// On the CPU: nodes until the time is over; end 0: all. With several backends always all.
+// CPU: computes nodes until end_us; 0: all. Several backends: always all.
 static gcuda_status llmi_step_here(struct llm_session * s, int64_t end_us, bool * is_ready) {
     const int32_t n = gcuda_graph_n_nodes(s->build.graph);
     if (s->sched != NULL) { end_us = 0; }
@@ -4413,7 +4415,7 @@ static gcuda_status llmi_check_batch(const struct llm_session * s, const struct 
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Marks the tokens whose logits are wanted, and counts them.
+// Marks the output tokens, and counts them.
 static int32_t llmi_take_batch(struct llm_session * s, const struct llm_batch * b) {
     bool is_seen[LLM_MAX_SEQS];
     int32_t n_outputs = 0;
@@ -4461,7 +4463,7 @@ gcuda_status llm_eval_tokens(struct llm_session * s, int32_t seq, const int32_t 
 // ---- results ----
 
 int32_t llm_n_outputs(const struct llm_session * s) { return s->n_outputs; }
-static int32_t llmi_seq_output(const struct llm_session * s, int32_t seq) { // the sequence's last one; -1: it has none
+static int32_t llmi_seq_output(const struct llm_session * s, int32_t seq) { // the sequence's last one; -1: none
     int32_t i = s->n_outputs - 1;
     while (i >= 0 && s->output_seqs[i] != seq) { --i; }
     return i;
@@ -4523,7 +4525,7 @@ gcuda_status llm_seq_keep_prefix(
     LLMI_TRY(llmi_check_seq(s, seq));
     const struct llmi_cells * c = &s->cells[0];
     const int32_t most = (int32_t) llmi_min(c->length[seq], (int64_t) n_tokens - 1);
-    int32_t n_equal = (int32_t) llmi_max(most, 0); // before the first position whose token is another
+    int32_t n_equal = (int32_t) llmi_max(most, 0); // before the first position with another token
     for (int32_t i = 0; i < c->n; ++i) {
         const struct llmi_cell * cell = &c->cells[i];
         if ((cell->seqs >> seq & 1) != 0 && cell->position < n_equal && cell->token != tokens[cell->position]) {
@@ -4545,8 +4547,7 @@ gcuda_status llm_seq_copy(struct llm_session * s, int32_t from, int32_t to) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Rotates the keys of the cells by `by` positions: those of the graph's inputs. Its magnitude is 1: keys have theirs
-// already.
+// Rotates the keys of the input cells by `by` positions, with magnitude 1, as keys have been scaled already.
 static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t layer) {
     struct llmi_rope r = b->p->rope[b->m->has_window[layer]];
     struct gcuda_tensor * cache = b->k_cache[layer];
@@ -4595,7 +4596,7 @@ gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, 
             return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "position %d of sequence %d belongs to other sequences too",
                 c->cells[i].position, seq);
         }
-        s->tokens[n] = i; // the batch's arrays: no batch is at work
+        s->tokens[n] = i; // reuses the batch's arrays: no batch is in flight
         s->seqs[n++] = -n_drop;
     }
     if (n > 0) { LLMI_TRY(llmi_shift_keys(s, s->tokens, s->seqs, n)); }
@@ -4616,7 +4617,7 @@ gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, 
 
 enum { LLMI_POOL_NONE, LLMI_POOL_MEAN, LLMI_POOL_CLS, LLMI_POOL_LAST };
 
-// One vector of length 1 of those of n tokens.
+// Pools the vectors of n tokens to one of length 1.
 static void llmi_pool(const struct llmi_params * p, const float * rows, size_t n, float * vector) {
     const size_t n_embd = (size_t) p->n_embd;
     const size_t first = p->pooling == LLMI_POOL_LAST ? n - 1 : 0, end = p->pooling == LLMI_POOL_CLS ? 1 : n;
@@ -4681,7 +4682,7 @@ gcuda_status llm_embed(struct llm_session * s, const int32_t * tokens, size_t n_
 // >>state   saving and restoring
 // =====================================================================================================
 
-struct llmi_state { // begins the bytes; then for each cache its cells, then keys and values of each layer
+struct llmi_state { // header; for each cache follow its cells, then keys and values of each layer
     char magic[8];
     int64_t n_layers, row_bytes, type, n_vocab, n_caches; // of the model and the session: must be equal
     int64_t n_cells[2];                                   // that follow
@@ -4783,7 +4784,7 @@ static gcuda_status llmi_check_cell(const struct llm_session * s, const struct l
                      i, cell->position, seq, cell->token);
 }
 
-// Whether the cells hold the positions [first, length) of each sequence, as many as they are. Counts the used cells.
+// Whether the cells have exactly the positions [first, length) of each sequence. Counts the used cells.
 static gcuda_status llmi_check_cells(const struct llm_session * s, struct llmi_cells * c) {
     int64_t n[LLM_MAX_SEQS], sum[LLM_MAX_SEQS];
     memset(n, 0, sizeof n);
@@ -4931,13 +4932,13 @@ static float llmi_penalized(const struct llm_sampler * sampler, float logit) {
     return logit > 0.0f ? logit / sampler->params.repeat_penalty : logit * sampler->params.repeat_penalty;
 }
 
-// Lower logits for tokens seen lately, each once. `before` gets the logits as they were, in the order of sampler->last.
+// Lowers the logits of recent tokens, once per token. `before` gets the old logits, in the order of sampler->last.
 static void llmi_penalize(const struct llm_sampler * sampler, float * logits, int32_t n_vocab, float * before) {
     for (int32_t i = 0; i < sampler->n_last; ++i) {
         const int32_t token = sampler->last[i];
         before[i] = token >= 0 && token < n_vocab ? logits[token] : 0.0f;
     }
-    for (int32_t i = 0; i < sampler->n_last; ++i) { // of the same token twice: the same again
+    for (int32_t i = 0; i < sampler->n_last; ++i) { // a repeated token gets the same value again
         const int32_t token = sampler->last[i];
         if (token >= 0 && token < n_vocab) { logits[token] = llmi_penalized(sampler, before[i]); }
     }
@@ -4948,7 +4949,7 @@ static void llmi_unpenalize(const struct llm_sampler * sampler, float * logits, 
     }
 }
 
-// The largest logit, of equal ones the first. INVALID_DATA: a NaN, or nothing above -inf.
+// First of the largest logits. INVALID_DATA: a NaN, or all are -inf.
 static gcuda_status llmi_best(const float * logits, int32_t n, struct llmi_pick * best) {
     best->logit = -INFINITY;
     best->token = LLMI_NONE;
@@ -4987,7 +4988,7 @@ static void llmi_heapify(struct llmi_pick * heap, int32_t n, int sign) {
     for (int32_t i = n / 2 - 1; i >= 0; --i) { llmi_sift(heap, n, i, sign); }
 }
 
-// The k best, in no order. k 0: all.
+// The k best, unordered. k 0: all.
 static int32_t llmi_collect(const float * logits, int32_t n_vocab, int32_t k, struct llmi_pick * picks) {
     const int32_t n = k > 0 && k < n_vocab ? k : n_vocab;
     for (int32_t i = 0; i < n; ++i) {
@@ -5005,7 +5006,7 @@ static int32_t llmi_collect(const float * logits, int32_t n_vocab, int32_t k, st
     return n;
 }
 
-// Sorts the best ones to the end of the array, as far as top-p and min-p let them in. Returns how many.
+// Sorts the best ones that top-p and min-p admit to the end of the array. Returns their number.
 static int32_t llmi_filter(const struct llm_sampler_params * p, struct llmi_pick * picks, int32_t n, float best) {
     const bool use_top_p = p->top_p > 0.0f && p->top_p < 1.0f;
     double sum = 0.0, so_far = 0.0;
@@ -5069,7 +5070,7 @@ static gcuda_status llmi_sample_all(
     return st;
 }
 
-// Among the n_best tokens that have left the device.
+// Samples among the n_best tokens that were copied from the device.
 static gcuda_status llmi_sample_best(
     struct llm_session * s, int32_t output, struct llm_sampler * sampler, int32_t * token) {
     const int32_t n = s->params.n_best, top_k = sampler->params.top_k;

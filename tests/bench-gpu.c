@@ -3,17 +3,16 @@
 //   make bench                 or: build/cuda/bench-gpu --filter 'RMS_NORM' --json rows.json
 //
 // A row is one operation through the public interface: a graph of at least 50 such nodes, one after the other, on a
-// CUDA backend without fusion, so that everything the operation needs (conversions, quantizing, scratch) is in it, and
-// kernels overlap as they do in a user's graph (GCUDA_CUDA_PDL=0: they do not). It is captured into a CUDA graph; the
-// time is the median of the replays divided by the number of nodes. Launches of more than 20 ms each, of which 50 would
-// take more than a second, are fewer, and their rows say so. What no CUDA graph can hold (copies through host memory,
-// batches of a scheduler, plans that are compared with and without graphs) is 50 computations or batches by the host,
-// and its line or title says so. Data is random everywhere.
-//   rotated   copies of all buffers, together more than twice the L2 cache, in turn: in percent of the ceiling
-//   same      the same buffers again and again, as the reference was measured: in ratio to it, above 1 is faster
-// Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy and its scale, which is a copy with one
-// multiplication; bytes read plus written), reading 4 GiB (gcuda's row sums and float product, cuBLAS), and the F16
-// product of 8192^3 through cuBLAS.
+// CUDA backend without fusion. The time includes all that the operation needs (conversions, quantizing, scratch).
+// Kernels overlap as they do in a user's graph (GCUDA_CUDA_PDL=0: they do not). The graph is captured into a CUDA
+// graph; the time is the median of the replays divided by the number of nodes. Launches of more than 20 ms each are
+// fewer, as 50 would take more than a second; their rows say so. Copies through host memory, batches of a scheduler,
+// and plans compared with and without graphs cannot be captured. The host computes them 50 times; the line or title
+// says so. All data is random.
+//   rotated   copies of all buffers, used alternately, together more than twice the L2 cache: percent of the ceiling
+//   same      the same buffers every time, as the reference was measured: speed relative to it, above 1 is faster
+// Ceilings: copying 4 GiB, the best of cudaMemcpyAsync, gcuda's copy and its scale (bytes read plus written). Reading 4
+// GiB, the best of gcuda's row sums, its float product and cuBLAS. The F16 product of 8192^3 through cuBLAS.
 #include "gcuda.h"
 
 #include <cuda_runtime_api.h>
@@ -112,7 +111,7 @@ struct row {
     double flop;         // 0: bytes count
     double product_flop; // of products, whatever counts
     double extra;        // bytes moved besides whole leafs and the result
-    bool read_only;      // the result hardly counts: percent of the reading ceiling
+    bool read_only;      // the result is small: percent of the reading ceiling
 };
 
 // What stands after "key=", or NULL.
@@ -139,13 +138,13 @@ static bool has(const struct row * r, const char * key, const char * text) {
     return p != NULL && strncmp(p, text, strlen(text)) == 0;
 }
 
-// [a,b,c] with ones behind.
+// [a,b,c], filled up with ones.
 static void list(const struct row * r, const char * key, int64_t out[4]) {
     const char * p = value(r, key);
     for (int i = 0; i < 4; ++i) { out[i] = 1; }
     for (int i = 0; i < 4 && p != NULL && *p != ']'; ++i) {
         char * end = NULL;
-        out[i] = strtoll(p + 1, &end, 10); // behind '[' or ','
+        out[i] = strtoll(p + 1, &end, 10); // after '[' or ','
         p = end;
     }
 }
@@ -757,7 +756,7 @@ static struct gcuda_tensor * build(struct row * r) {
 // >>data
 // =====================================================================================================================
 
-// Random blocks of a type that has no quantizer: any codes, with scales that are numbers.
+// Random blocks of a type that has no quantizer: random codes, finite scales.
 static void fill_blocks(enum gcuda_type type, char * out, size_t n_bytes) {
     const size_t block = gcuda_type_size(type);
     for (size_t i = 0; i < n_bytes; ++i) { out[i] = (char) (random_bits() >> 11); }
@@ -819,7 +818,7 @@ static void fill(const struct leaf * l) {
         CUDA(cudaMemcpy(at + done, at, n, cudaMemcpyDeviceToDevice));
         done += n;
     }
-    CUDA(cudaDeviceSynchronize()); // what other streams copy from here would be what was there before
+    CUDA(cudaDeviceSynchronize()); // or other streams would copy the old contents
     free(host);
 }
 
@@ -928,7 +927,7 @@ static bool has_one_kernel(struct gcuda_cgraph * graph) {
     return is_so;
 }
 
-// One graph of the copies' last nodes in turn, n in all. The nodes are new ones that write where the copies' do.
+// One graph that takes the copies' last nodes alternately, n in all. Its nodes are new and write to the copies' memory.
 static void enqueue_series(void * user, int n) {
     struct computing * c = (struct computing *) user;
     struct gcuda_cgraph * graph = gcuda_new_graph_custom(c->ctx, (size_t) n + 16 * (size_t) c->n_graphs, false);
@@ -1296,7 +1295,7 @@ static double host_us(struct bench * b, gcuda_status (*launch)(const struct laun
     return best;
 }
 
-// One call until the GPU is done with it, in ms.
+// One call until the GPU has finished it, in ms.
 static double first_ms(gcuda_status (*launch)(const struct launching *), const struct launching * l) {
     const int64_t t0 = gcuda_time_us();
     if (launch(l) != GCUDA_STATUS_SUCCESS) { stop("launch"); }
@@ -1382,11 +1381,11 @@ static void launches(struct bench * b) {
 }
 
 // =====================================================================================================================
-// >>stack   decoder blocks without their attention, each with weights of its own: what fusion and CUDA graphs are worth
+// >>stack   decoder blocks without their attention, each with separate weights: what fusion and CUDA graphs gain
 // =====================================================================================================================
-// 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128.
-// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks in
-// parallel, and chains of element-wise operations.
+// 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128. Also
+// cases for plans and streams: keys and values that go into a cache, several small stacks in parallel, and chains of
+// element-wise operations.
 enum stack_kind { BLOCKS, CACHING, TOWERS, CHAINS };
 // rows of a cache; stacks in parallel; devices that a stack is distributed over
 enum { STACK_CACHE = 512, STACK_TOWERS = 4, STACK_PARTS = 4 };
@@ -1396,7 +1395,7 @@ struct stack {
     enum gcuda_type type;
     int n_layers, n_experts;
     int64_t width, kv, ff, n;
-    bool only_products; // what the other nodes cost beside them
+    bool only_products; // its time shows what the other nodes cost
     enum stack_kind kind;
 };
 
@@ -1442,7 +1441,7 @@ static struct gcuda_tensor * stack_add(struct stack_graph * g, struct gcuda_tens
     return g->s->only_products ? y : gcuda_add(g->ctx, x, y);
 }
 
-// Into a cache, which lies apart from the weights.
+// Copies into a cache, which is allocated separately from the weights.
 static struct gcuda_tensor * stack_cached(struct stack_graph * g, struct gcuda_tensor * kv) {
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F16, kv->ne[0], STACK_CACHE);
     gcuda_set_input(cache);
@@ -1610,7 +1609,7 @@ static gcuda_backend_t stack_backend(const struct bench * b, const struct stack_
     CUDA(cudaGetDevice(&device));
     memset(&params, 0, sizeof params);
     params.device = device;
-    params.stream = m->has_lanes ? NULL : b->stream; // on the caller's stream there are no others beside it
+    params.stream = m->has_lanes ? NULL : b->stream; // with the caller's stream no others are used
     params.fusion = m->has_fusion ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     params.graphs = m->has_graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     params.overlap = m->has_overlap ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
@@ -1707,15 +1706,14 @@ static void stacks(struct bench * b) {
 //   read   weights that are read (of experts those that a token uses) and the visible part of the cache: share of the
 //          ceiling in percent
 //   gemm   operations of all products and of attention without its masked half: share of cuBLAS F16, 8192^3, in percent
-// Of each family of kernels its own time: a CUDA graph of these alone, one after another. What they need less together
-// is overlap.
-// DECODER_BEST: of the logits, as examples/llm.c asks for
+// Time of each family of kernels: a CUDA graph of its kernels alone, one after another. The difference between their
+// sum and the whole is overlap. DECODER_BEST: of the logits, as examples/llm.c asks for
 enum { DECODER_CONTEXT = 32768, DECODER_RUNS = 50, DECODER_BEST = 64 };
 #define DECODER_MAX_US 0.4e6 // a row's measurement aims at
 
 struct decoder {
     const char *name, *arch;
-    // half: of the values' and the last matrix of every second layer, and of the output matrix
+    // half: of values and last matrix in every second layer, and of the output matrix
     enum gcuda_type type, half;
     int64_t n_layers, n_embd, n_ff, n_heads, n_kv, n_experts, n_used, n_ff_expert;
 };
@@ -1969,8 +1967,8 @@ static double family_us(struct bench * b, cudaGraph_t captured, const cudaGraphN
     return (double) samples[REPLAYS / 2];
 }
 
-// What a computation launches, as a capture has it: all on one stream. Kernels of one family find other numbers where
-// those of another would have written; routing is with the products, so that these get experts that exist.
+// The launches of a computation as captured, all on one stream. A family that runs alone reads stale results of the
+// others. Routing belongs to the products, so that they get experts that exist.
 static void families_of(struct bench * b, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct families * f) {
     static cudaGraphNode_t nodes[MAX_KERNELS];
     static enum family of[MAX_KERNELS];
@@ -2175,7 +2173,7 @@ static const char * pair_weights(void) {
     return host;
 }
 
-// Q4_0 of m x 16384, by n columns; the same numbers whichever buffer has them.
+// Q4_0 of m x 16384, by n columns; equal values in every type of buffer.
 static void pair_begin(
     struct bench * b, gcuda_backend_buffer_type_t buft, int64_t m, int64_t n, struct pair_product * p) {
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -2205,7 +2203,7 @@ static void pair_end(struct pair_product * p) {
     gcuda_free(p->weights);
 }
 
-// What no CUDA graph can hold: as many in a row as a graph would have, given out by the host.
+// Work that cannot be captured: as many computations in a row as a graph would have, enqueued by the host.
 static double time_in_a_row(struct bench * b, void (*enqueue)(void *, int), void * user) {
     float samples[PAIR_RUNS];
     for (int i = -1; i < PAIR_RUNS; ++i) {
@@ -2352,7 +2350,7 @@ static double pair_pipeline(const struct stack * s, const gcuda_backend_t * back
         order[i] = backends[i];
         bufts[i] = gcuda_backend_get_default_buffer_type(backends[i]);
     }
-    order[n_devices] = backends[PAIR_DEVICES]; // the CPU, with page-locked memory: inputs are there
+    order[n_devices] = backends[PAIR_DEVICES]; // the CPU, with page-locked memory for inputs
     bufts[n_devices] = gcuda_backend_cuda_host_buffer_type();
     params.backends = order;
     params.bufts = bufts;
@@ -2469,7 +2467,7 @@ static const struct {
     const char *key, *title;
     const struct bench_target * rows;
     int n;
-    const char * product; // the way of all products; NULL: as dispatch says
+    const char * product; // path of all products; NULL: chosen by dispatch
 } tables[] = {
     { "others", "everything else", targets_others, COUNT(targets_others), NULL },
     { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own), NULL },

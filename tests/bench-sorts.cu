@@ -4,9 +4,9 @@
 //   bench-sorts [--want RATIO]     fails where the fastest of CUB's is not RATIO times as slow as ours, or orders
 //                                  differ
 //
-// CUB gets keys, and a list of numbers as values that is made once; it sorts a whole row for top_k too, of which it has
-// no form of its own (CUB 3.0). A time is the median of 11 replays of a CUDA graph of 20 calls on the same buffers;
-// what cannot be captured is timed as one call after the other. Keys are random floats, all different in a row.
+// CUB gets keys, and as values a list of numbers that is made once. For top_k, which CUB 3.0 lacks, it sorts whole
+// rows. A time is the median of 11 replays of a CUDA graph of 20 calls on the same buffers. Calls that cannot be
+// captured are timed one after the other. Keys are random floats, all different in a row.
 #include "gcuda.h"
 
 #include <cub/device/device_radix_sort.cuh>
@@ -89,7 +89,7 @@ static gcuda_array packed(gcuda_type type, void * data, int64_t n, int64_t rows)
     return a;
 }
 
-// Every row has all of n numbers in an order of its own, so there are no equals.
+// Every row is another permutation of the same n numbers, so no two are equal.
 static std::vector<float> keys_of(int64_t n, int64_t rows) {
     std::vector<float> keys((size_t) (n * rows));
     uint64_t x = 88172645463325252u;

@@ -1,7 +1,7 @@
 // bench-targets.h - what tests/bench-gpu.c times, and what the reference needs for it on an H200, in us (2026-11-20).
 // 0: not measured there. A row is an operation and its shape, as that benchmark writes them; 1x1 tails may be left out.
-// The last tables are gcuda's own: sizes past the L2 cache for the families that the first ones leave out, products by
-// other ways than dispatch takes, and columns between those of the reference's.
+// The last tables are gcuda's own. They add sizes larger than the L2 cache for the remaining families, products on
+// paths that dispatch would not choose, and numbers of columns that the reference lacks.
 #ifndef BENCH_TARGETS_H
 #define BENCH_TARGETS_H
 
@@ -903,7 +903,7 @@ static const struct bench_target targets_gemm[] = {
     { "MUL_MAT type=f16,m=8192,n=8192,k=8192,type_b=f16", 0 },
     { "MUL_MAT type=bf16,m=8192,n=8192,k=8192,type_b=bf16", 0 },
 };
-// Numbers of columns and of tokens between those above, behind where the way changes.
+// Numbers of columns and of tokens between those above, just after the path changes.
 static const struct bench_target targets_between[] = {
     { "MUL_MAT type=f16,m=4096,n=9,k=14336", 0 },
     { "MUL_MAT type=f16,m=4096,n=17,k=14336", 0 },

@@ -1,6 +1,6 @@
-// Speed of the CPU's matrix products, with the two bounds that the project sets itself (exit code 1 when one is
-// missed): F32 1024^3 at least half of OpenBLAS, and Q4_0, Q8_0, Q4_K 4096 x 4096 times a vector at least four times
-// faster than dequantizing to F32 and multiplying that. Best of several runs, 2 threads unless told otherwise.
+// Speed of the CPU's matrix products. Two bounds are checked; exit code 1: one is missed. F32 1024^3 reaches at least
+// half of OpenBLAS. Q4_0, Q8_0 and Q4_K 4096 x 4096 times a vector is at least four times faster than dequantizing to
+// F32 and multiplying that. Best of several runs, 2 threads unless told otherwise.
 //   make bench-cpu             or: build/bench --threads 4 --isa avx2 --all
 // With --quick everything is done once on small matrices and nothing is judged: whether the program works.
 #include "gcuda.h"

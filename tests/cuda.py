@@ -161,7 +161,7 @@ def main():
     build("part 13 for 7.5", "build/oldest/cuda/gcuda_kernels-13.o", "ARCHS=75", "B=build/oldest", "NVCC_FLAGS=-O1")
     if IS_ALL:
         build("part 3 for all architectures and PTX", "build/all-archs/cuda/gcuda_kernels-3.o", "ARCHS=all", "B=build/all-archs")
-        with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 12)) as pool: # each compiles its parts side by side
+        with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 12)) as pool: # each compiles its parts in parallel
             done = list(pool.map(lambda a: build(f"kernels for {a}", "cuda", f"ARCHS={a}", f"B=build/arch-{a}"), OTHER_ARCHS))
         for arch, is_built in zip(OTHER_ARCHS, done):
             if is_built:

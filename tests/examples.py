@@ -2,7 +2,7 @@
 """Runs the example programs that work on real models and compares what they print and write with something independent.
 
     python3 tests/examples.py [--programs FOLDER] [--backend NAME] [--only TEXT]
-    python3 tests/examples.py --picture examples/upscale.png     README's picture of upscale: before and after, side by side
+    python3 tests/examples.py --picture examples/upscale.png     README's picture of upscale: before and after, next to each other
 
 embed      the lines of a text against vectors of the PyPI package sentence-transformers (tests/llm/expected/minilm.json)
 upscale    a drawn picture against the same network in numpy (tests/llm/convert_upscaler.py), whole and in tiles

@@ -4,11 +4,11 @@
     gpu.py [--stage a,b,...] [--gpus N] [--full] [--jobs N]
     gpu.py --check       only says which records are not of the sources in the tree; needs no GPU
 
-A stage takes at most 8 minutes and is cut off then; without --stage all run. One program uses the GPU at a time: several take
-turns of milliseconds there, and one that waits for each small copy then waits for the others' turns (a part of the stage
-capture that takes 2 s alone took 22 s beside four more, on an H200). With --jobs N the stages ops and capture are N programs side by
-side all the same, under NVIDIA's multi-process service, which has them share the GPU without turns; it is started for the stage and
-ended with it. The stage sanitizer runs N parts side by side without it. A record keeps the stages that did not run now, as long as
+A stage takes at most 8 minutes and is cut off then; without --stage all run. One program uses the GPU at a time: several would get
+time slices of milliseconds, and a program that waits for each small copy would wait for the others' slices (a part of the stage
+capture: 2 s alone, 22 s with four others, on an H200). With --jobs N the stages ops and capture still run N programs in parallel,
+under NVIDIA's multi-process service, which needs no time slices; it is started for the stage and ended with it. The stage sanitizer
+runs N parts in parallel without it. A record keeps the stages that did not run now, as long as
 they are of the same sources and machine.
 
     build      kernels and programs for this GPU
@@ -19,15 +19,15 @@ they are of the same sources and machine.
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
-               captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for, most of it for
-               memcheck: the stage once more, on the same sources, goes on behind the last of them. racecheck also over a few
+               captured, overlapped; not under initcheck) and all cases, in as many parts as the time allows, most of it for
+               memcheck: the stage once more, on the same sources, continues after the last of them. racecheck also over a few
                blocks of every kernel of products, convolutions and attention in tiles
-    bench      build/cuda/bench-gpu: every operation against the ceilings and the targets; bench-sorts: argsort and top_k beside CUB
+    bench      build/cuda/bench-gpu: every operation against the ceilings and the targets; bench-sorts: argsort and top_k compared with CUB
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2 (or more): the operations on the second device, those of tests/hw that look at all devices, row-split
                products and pipelines, memcheck
 
---gpus 2 runs the stages build and peers, and the record is that of so many. --full: the slow cases too.
+--gpus 2 runs the stages build and peers, and the record is that of this number of GPUs. --full: the slow cases too.
 """
 import argparse
 import concurrent.futures
@@ -62,7 +62,7 @@ TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 60}  
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
 DIGITS_UNDER = {"initcheck": "digits-no-cublas"}
-# Kernels of tiles in shared memory: hardly a case of test-ops is large enough for those of warp groups, and cuBLAS has the floats.
+# Kernels of tiles in shared memory: hardly a case of test-ops is large enough for wgmma, and cuBLAS computes the floats.
 TILES = [[f"build/cuda/{program}", "--filter", "few_blocks"] for program in ("test-warp-groups", "test-conv", "test-attention")]
 
 
@@ -146,7 +146,7 @@ def sharing(n_jobs):
 
 
 def side_by_side(stage, command, n_jobs, **env):
-    """[(exit code, output)] of all cases in so many parts, or of the command as it is."""
+    """[(exit code, output)] of all cases in n parts, or of the unchanged command."""
     with sharing(n_jobs) as shared:
         if shared is None:
             return [run(command, stage.name, stage.left(), **env)]

@@ -108,7 +108,7 @@ def main():
                 lambda code, used, why: code == 0 and used < 1),
         checked("one that takes longer is", SPIN.format(60), 1,
                 lambda code, used, why: code is None and 1 <= used < 60 and "processor time" in why, 600),
-        checked("so is one whose child, in a session of its own, does", in_child, 1,
+        checked("so is one whose child, in another session, does", in_child, 1,
                 lambda code, used, why: code is None and "processor time" in why, 600),
         checked("or whose many children did", in_past, 2,
                 lambda code, used, why: code is None and used >= 1 and "processor time" in why, 600),

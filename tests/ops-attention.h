@@ -76,7 +76,7 @@ struct p_flash_attn {
     float softcap;
     int mask_at, sinks_at;
     int is_f32; // precision
-    int64_t dv; // > 0: v is a view of the first dv elements of k's rows, and no source of its own
+    int64_t dv; // > 0: v is a view of the first dv elements of k's rows
 };
 
 // logits of one query, scaled, then capped, then masked; returns their maximum
@@ -592,7 +592,7 @@ TEST(flash_attn_shapes) {
     }
 }
 
-TEST(flash_attn_long) { // so many positions that they are cut into parts, for few queries and for many
+TEST(flash_attn_long) { // enough positions for several splits, for few queries and for many
     static const struct p_flash_attn alibi = { 0.1f, 8.0f, 0.0f, 3, 4, 0, 0 }, sinks = { 0.2f, 0.0f, 0.0f, 0, 3, 0, 0 };
     flash_attn_cases("F32,F16,F16,F16,F32>F32",
         "128,1,4|128,20000,1|128,20000,1|20000,1|4 64,3,2|64,33333,2|64,33333,2|33333,3|2", "few", &alibi, 0,

@@ -275,7 +275,7 @@ struct p_pool {
     int op; // 0 maximum, 1 average
     int k0, k1, s0, s1, p0, p1;
     float rest; // of both paddings: counts for extents alone
-    bool is_1d; // the average divides by what lies inside
+    bool is_1d; // the average divides by the number of elements inside the input
 };
 
 // Where in its plane the largest element of window o is: the first of equal ones, NaN only if there is no number; -1:
@@ -1111,7 +1111,7 @@ TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, to
     }
 }
 
-// windows of 2 x 2 that cover the image, by two: rows of one piece, of several, and what lies otherwise
+// windows of 2 x 2 with stride 2 that cover the image: rows of one segment, of several, and other layouts
 TEST(pool_2d_pairs) {
     const struct p_pool p = { 0, 2, 2, 2, 2, 0, 0, 0, 0 }, q = { 1, 2, 2, 2, 2, 0, 0, 0, 0 };
     for (int i = 0; i < 2; ++i) {
@@ -1158,7 +1158,7 @@ TEST(pool_1d) { // the field's kernels know only windows that touch, without pad
         t.n_in = 1, t.in[0].layouts = k == 2 ? LAYOUT_ANY : LAYOUT_OFFSET;
         op_test_run(&t);
     }
-    // padding: the mean is of what lies inside the row
+    // padding: the mean of the elements inside the row
     const struct p_pool padded[] = { { 1, 2, 1, 2, 1, 1, 0, 0, 1 }, { 1, 3, 1, 1, 1, 1, 0, 0, 1 },
         { 1, 5, 1, 2, 1, 2, 0, 0, 1 }, { 1, 2, 1, 1, 1, 3, 0, 0, 1 }, { 0, 3, 1, 2, 1, 2, 0, 0, 1 } };
     for (int i = 0; i < 5; ++i) {

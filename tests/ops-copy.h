@@ -127,7 +127,7 @@ static struct gcuda_tensor * build_transpose(struct gcuda_context * ctx, struct 
     return gcuda_transpose(ctx, in[0]);
 }
 
-// Views of rows of blocks: some of the rows, part of each, and the same in another order.
+// Views of rows of blocks: some rows, part of each, and both in another order.
 static void ref_view_blocks(const struct op_case * c) {
     const struct arr * a = c->in[0];
     arr_new(c->out, 256, a->ne[2], a->ne[1] - 1, 1);
@@ -390,7 +390,7 @@ TEST(cpy_quantize) { // F32, F16, BF16 to the formats of appendix A: results wit
     op_test_run(&own);
 }
 
-// What a quantizer decides by: block i of 32 numbers.
+// Values at a quantizer's decisions: block i of 32 numbers.
 static void fill_block(struct rng * r, int i, float * x) {
     static const float middle[15] = { -115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f, 7.0f, 19.0f,
         31.5f, 45.5f, 61.0f, 79.0f, 101.0f };
@@ -403,7 +403,7 @@ static void fill_block(struct rng * r, int i, float * x) {
             case 3: x[j] = 0.0f * sign; break;
             case 4: x[j] = v < 0.3f ? 0.0f * sign : v; break;
             case 5: x[j] = v < 0.3f ? 0.0f * sign : -v; break;
-            case 6: // halfway between codes, and beside it; a power of two is the scale
+            case 6: // halfway between codes and next to it; the scale is a power of two
                 x[j] = ldexpf(j == 31   ? -127.0f
                               : j == 30 ? 127.0f
                               : j < 15  ? middle[j]
@@ -417,7 +417,7 @@ static void fill_block(struct rng * r, int i, float * x) {
     }
 }
 
-// What a quantizer of 256 decides by, and what its sub-blocks decide together. Every eighth has NaN or infinity.
+// Values at the decisions of a quantizer of 256 and of its sub-blocks. Every eighth block has NaN or infinity.
 static void fill_k_block(struct rng * r, int i, float * x) {
     const int round = i / 8;
     for (int j = 0; j < 256; ++j) {
@@ -498,8 +498,7 @@ TEST(cpy_quantizes_like_the_host) {
     }
 }
 
-// The same for blocks of 256: by sixteen bytes (F32) and by elements (F64); 163 are not a whole number of warps'
-// blocks.
+// Blocks of 256, read by 16 bytes (F32) and by elements (F64); 163 is not a multiple of the blocks of a warp.
 TEST(cpy_quantizes_k_like_the_host) {
     enum { N = 256 * 163 };
     static const enum gcuda_type to[] = { GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K,
@@ -515,7 +514,7 @@ TEST(cpy_quantizes_k_like_the_host) {
     }
 }
 
-// So many that a warp makes some more than once.
+// Enough blocks that a warp gets several.
 TEST(cpy_quantizes_k_in_rounds) {
     enum { N_BLOCKS = 33795 };
     float * x = (float *) malloc(N_BLOCKS * 256 * sizeof *x);
@@ -583,8 +582,7 @@ TEST(cpy_requantize) {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; ++i) {
         requantize_cases(pairs[i][0], pairs[i][1], "256 512,3,2 256,4|512,2 1280,2", LAYOUT_ROWS, LAYOUT_ROWS, NULL);
     }
-    // rows of blocks that are shorter than the other side's need not hold whole ones of those, if all of them are
-    // packed
+    // rows of shorter blocks need not be multiples of the other side's blocks, if all rows are packed
     requantize_cases("Q4_0", "Q6_K", "64,12|256,3 32,8,2|512", LAYOUT_OFFSET, LAYOUT_ROWS, "short");
     requantize_cases("Q3_K", "Q8_0", "256,3|64,12 512|32,8,2", LAYOUT_ROWS, LAYOUT_OFFSET, "short");
     requantize_cases("Q4_0", "Q8_0", "32 96,2,3 96,4|64,6", LAYOUT_ROWS, LAYOUT_ROWS, "short");
@@ -618,8 +616,8 @@ TEST(cpy_special_values) { // NaN and infinities survive; above 65504 F16 is inf
     op_test_run(&t);
 }
 
-// just beside the middle of two neighbours of F16 or BF16, so that a float in between lands in the middle, and its tie
-// goes the wrong way
+// just next to the midpoint of two neighbours of F16 or BF16: rounding to float first gives the midpoint, and then the
+// tie goes the wrong way
 static void fill_beside_halfway(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     static const double f16[] = { 0x1p0 + 0x1p-11 + 0x1p-40, 0x1p0 + 0x3p-11 - 0x1p-40, 65520.0 - 0x1p-30,
         0x1p-25 + 0x1p-60, 0x3p-25 - 0x1p-60, 0x1p-14 + 0x1p-25 + 0x1p-52, 1e300, 1e-300, 0x1p0 + 0x1p-11,
@@ -805,7 +803,7 @@ TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never nam
     t.tag = "any";
     t.in[0].layouts = LAYOUT_ANY, t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
-    // fewer indices than rows: what lies beyond is not read; few, and so many that they are sorted or chained
+    // fewer indices than rows: other rows are not read; few indices, and enough to be sorted or chained
     t.tag = "fewer", t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = 0;
     t.types = "F32,I32,F32 F16,I32,F32>F32", t.shapes = "257,9|5|257,5 8,3|0|8,2 64,90|41|64,9 259,1100|1050|259,7";
     op_test_run(&t);
@@ -815,7 +813,7 @@ TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never nam
     op_test_run(&t);
 }
 
-// a destination, b data, c indices. The reference converts row by row: the rest keeps its blocks.
+// a destination, b data, c indices. The reference converts row by row: other rows keep their blocks.
 static void ref_set_rows(const struct op_case * c) {
     const struct arr *b = c->in[1], *ids = c->in[2];
     struct arr row = { { 0, 0, 0, 0 }, NULL };
@@ -917,7 +915,7 @@ TEST(set_rows_out_of_range) { // dropped, reported, all other rows written
 }
 
 // =====================================================================================================================
-// >>regions   set, acc: b written to, or added to, a region of a with strides of its own (in elements here)
+// >>regions   set, acc: b written to, or added to, a region of a with other strides (in elements here)
 // =====================================================================================================================
 struct region_p {
     int64_t nb1, nb2, nb3, offset;

@@ -110,9 +110,9 @@ TEST(mul_mat_float) {
     }
 }
 
-// Few columns of rows that cannot be shared evenly, neither by multiprocessors nor by warps, and that end within a
-// group of them; a row is less than a device copies at once (512 bytes), some of that and a part, and more than its
-// warps have at once; several matrices.
+// Few columns; rows that neither SMs nor warps share evenly, and that end within a group of rows. Row lengths: less
+// than a device copies at once (512 bytes), several times that and a remainder, more than all warps hold at once.
+// Several matrices.
 TEST(mul_mat_float_shares) {
     for (int n = 1; n <= 8; ++n) {
         char shapes[128];
@@ -141,8 +141,8 @@ TEST(mul_mat_quantized) {
     }
 }
 
-// Columns along rows of the weights: a sum that stands alone is not nearly nothing, which would leave no more than its
-// rounding, and who takes one row or column for another is far off.
+// Columns are parallel to rows of the weights, so no result is close to zero, where only rounding would be compared. A
+// kernel that confuses two rows or columns is far off.
 static void fill_along_rows(struct rng * r, const struct op_case * c, int k, struct arr * b) {
     const struct arr * a = c->in[0];
     (void) k;
@@ -210,8 +210,8 @@ TEST(mul_mat_some_columns) {
         FLOAT_PAIRS, "256,17|256,16 256,18|256,31 256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
 }
 
-// Every way in which matrices of b share those of a: evenly apart, so that cuBLAS is called once for all of them or for
-// those of a dimension; permuted; and where no load of 16 bytes can begin.
+// Every way in which matrices of b share those of a. Evenly strided: cuBLAS is called once for all of them or for those
+// of a dimension. Permuted. At addresses that are no multiples of 16 bytes.
 TEST(mul_mat_batches) {
     // of matrices of a, and of those of b that meet each
     static const int counts[][2] = { { 1, 1 }, { 1, 3 }, { 3, 1 }, { 2, 2 } };
@@ -243,8 +243,8 @@ TEST(mul_mat_precision) {
     op_test_run(&t);
 }
 
-// Rows enough for every warp of the kernels for few columns, and steps of 2048 elements from one to more than fit side
-// by side; rows that begin anywhere.
+// Enough rows for every warp of the kernels for few columns; from one step of 2048 elements to more than run in
+// parallel; rows at any address.
 TEST(mul_mat_many_rows) {
     static const char * const shapes[] = { "256,700|256,3", "2080,300|2080,2", "4352,90|4352", "9216,40|9216,7",
         "34816,20|34816,2" };
@@ -310,8 +310,8 @@ TEST(mul_mat_range_of_activations) {
     }
 }
 
-// A few large numbers among many small ones, as activations of language models are: with one scale for all of a block
-// the small ones are nearly lost beside a large one. F16 cannot hold the largest.
+// A few large numbers among many small ones, like activations of language models. With one scale per block the small
+// ones nearly vanish next to a large one. F16 cannot hold the largest.
 static void fill_outliers(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = rng_outlier(r); }
@@ -518,9 +518,9 @@ TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
     }
 }
 
-// What mul_mat promises: F32 beside F32 to TF32 and beside F16 to F16 at most, in whichever way: a slot at a time, in
-// tiles (whose operands are then no BF16 numbers, of which 5e-6 would come), of rows that end within a step, and in the
-// plain kernel (experts that begin nowhere in particular). Activations that become F16 keep their size, small or large.
+// Rounding that mul_mat promises: F32 activations to TF32 with F32 weights, to F16 with F16 weights, on every path.
+// Cases: pair by pair; tiles (BF16 operands would err by 5e-6); rows that end within a step; the plain kernel (experts
+// at unaligned addresses). Activations converted to F16 keep their magnitude, small or large.
 static void fill_sizes(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     static const double size[] = { 1e-30, 1.0, 1e36, 7e4, 1e-6 };
     (void) c, (void) k;
@@ -563,9 +563,9 @@ static void mul_mat_id_cases_packed(const char * types, const char * shapes, con
     op_test_run(&t);
 }
 
-// Experts so large that lists of their slots pay where there are more slots than go one by one: on tensor cores as
-// bytes, for these types; a list may be empty, full and more than that. From more slots for each expert on, warp
-// groups, where rows are whole 16 bytes.
+// Experts large enough that lists of expert-token pairs pay. For these types tensor cores multiply them as bytes; a
+// list may be empty, full, or longer than a tile. With more pairs per expert wgmma is used, if rows are multiples of 16
+// bytes.
 TEST(mul_mat_id_large_experts) {
     static const char * const lists = "Q4_0 Q8_0 MXFP4 IQ4_NL Q4_K Q5_K Q6_K IQ2_XS IQ4_XS";
     mul_mat_id_cases_packed(lists, "1024,256,4|1024,1,5|2,5 1024,256,4|1024,2,8|2,8", "any", fill_experts);

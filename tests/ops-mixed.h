@@ -1,8 +1,8 @@
-// Mixtures of F32, F16 and BF16 among the sources of one node. Each source in each type has its cases beside its
-// operation; these are for kernels that could take the type of one source for that of another.
+// Mixtures of F32, F16 and BF16 among the sources of one node. Each source in each type has cases next to its
+// operation; these find kernels that take the type of one source for that of another.
 //
-// Any mixture is accepted of the sources written as * below. What else is a floating source has to be F32 (states, the
-// gradient of a loss, all of an optimizer step) or of the type of its neighbour (set, concat).
+// The sources written as * below accept any mixture. Other float sources have to be F32 (states, the gradient of a
+// loss, all of an optimizer step) or of the type of another source (set, concat).
 #ifndef OPS_MIXED_H
 #define OPS_MIXED_H
 
@@ -21,9 +21,8 @@ static int mixed_n_types(const char * entry, bool * has) {
     return has[0] + has[1] + has[2];
 }
 
-// One entry: each * of the pattern replaced. Row after row, up to three of them meet in every combination; of four to
-// six any two meet in all nine pairs: each takes another sum of the row's digits, and no two of these sums are
-// multiples modulo 3.
+// One entry: each * of the pattern replaced. Up to three of them get every combination, one per row. Of four to six any
+// two get all nine pairs: each takes another sum of the row's digits, and no two of these sums are multiples modulo 3.
 static size_t mixed_entry(const char * pattern, int n_free, int row, char * out, size_t size) {
     static const int all[3][3] = { { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } };
     static const int pairs[6][3] = { { 1, 0, 0 }, { 0, 1, 0 }, { 1, 1, 0 }, { 1, 2, 0 }, { 0, 0, 1 }, { 1, 0, 1 } };
@@ -61,7 +60,7 @@ static const char * mixed_types(const char * pattern) {
     return text;
 }
 
-TEST(mixed_types) { // any two sources meet in all pairs
+TEST(mixed_types) { // any two sources get all pairs of types
     static const char * const patterns[] = { "*,F64", "*,*", "*,*,*", "*,*,*,*", "*,*,*,*,*", "*,*,*,*,*,*" };
     static const int counts[] = { 0, 6, 24, 8, 26, 26 };
     for (int i = 0; i < 6; ++i) {

@@ -911,8 +911,8 @@ TEST(cross_entropy_loss_masked) { // one row, few, many, in all types: 0 ln 0 is
     op_test_run(&t);
 }
 
-// Logits around a large number, multiples of 1/64 apart that F32 holds beside 1e5; above that all are equal and a row
-// loses ln n.
+// Logits near a large number, a multiple of 1/64 apart: F32 represents these up to 1e5. Above that all are equal and a
+// row loses ln n.
 static void fill_far_logits(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     const double far = *(const double *) c->p;
     (void) k;

@@ -42,7 +42,7 @@ static void ref_ssm_token(const struct op_case * c, double * st, const int64_t *
 }
 
 struct p_ssm_scan {
-    int64_t n_pad; // x, B and C come with so many more heads or groups, which a view leaves out
+    int64_t n_pad; // additional heads or groups of x, B and C, which a view leaves out
 };
 
 static void ref_ssm_scan(const struct op_case * c) {
@@ -63,7 +63,7 @@ static void ref_ssm_scan(const struct op_case * c) {
     }
 }
 
-// The three recurrences keep a Sz x Sz matrix per head and sequence behind the rows of y. The walk is the same for all.
+// The three recurrences keep an Sz x Sz matrix per head and sequence after the rows of y. All are traversed alike.
 struct p_linear_attn {
     float scale;
 };
@@ -398,7 +398,7 @@ static void recurrence_cases(struct op_test * t, int n_in, int small) {
     }
 }
 
-// 16-bit inputs in turn, the state stays F32
+// each input as 16 bits, one at a time; the state stays F32
 static void recurrence_types(struct op_test * t, int n_in, int small) { // each source in each type
     char types[384] = "", shape[256] = "";
     for (int first = 0; first < 3; ++first) {
@@ -435,8 +435,7 @@ static void fill_zeros(struct rng * r, const struct op_case * c, int k, struct a
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 0.0; }
 }
 
-// Zeros of both signs, negative and positive ones side by side; of each fifth token all are zero: what was before is
-// forgotten.
+// Zeros of both signs, negative and positive numbers mixed. Every fifth token is all zeros: earlier state is forgotten.
 static void fill_mixed_decays(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     FOR_ARR(a) {
@@ -446,8 +445,8 @@ static void fill_mixed_decays(struct rng * r, const struct op_case * c, int k, s
     }
 }
 
-// Single tokens, of many sequences too, and long ones, in every form that a head's size has: in registers of 4 to 32
-// lanes, of sizes that fill no vector, and past registers.
+// Single tokens, also of many sequences, and long inputs, in every kernel variant for a head size. Variants: registers
+// of 4 to 32 lanes, sizes that fill no vector, sizes too large for registers.
 static void recurrence_decays(struct op_test * t, int n_in, int small, int decay) {
     static const struct {
         const char * tag;

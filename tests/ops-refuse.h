@@ -1,6 +1,5 @@
-// What the constructors of ops-matmul.h, ops-attention.h, ops-conv.h and ops-recurrent.h must refuse: wrong shapes,
-// types, layouts, parameters and NULL, each with a message that names the operation and the numbers. Part of
-// test-ops.c.
+// Refusals by the constructors of ops-matmul.h, ops-attention.h, ops-conv.h and ops-recurrent.h: wrong shapes, types,
+// layouts, parameters and NULL, each with a message that names the operation and the numbers. Part of test-ops.c.
 #ifndef OPS_REFUSE_H
 #define OPS_REFUSE_H
 
@@ -55,8 +54,8 @@ TEST(refuse_products) {
     gcuda_free(ctx);
 }
 
-// A source (of the node, or its result) `offset` bytes behind where its type can be: refused by name before anything
-// runs, which on a device would lose it. 0: as it should be.
+// A source or result, `offset` bytes past an address that is aligned for its type. The graph is refused by name before
+// anything runs: a misaligned access would make the device unusable. 0: aligned.
 static void check_placed(enum gcuda_type type, size_t offset, bool is_result) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL && op_backends_ready());
@@ -160,7 +159,7 @@ TEST(refuse_flash_attn) {
         }                                                                   \
     } while (0)
 
-TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those of flash_attn_ext leave what was there
+TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those of flash_attn_ext keep the old sinks
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
     struct gcuda_tensor *p = gcuda_soft_max(ctx, F32(8, 5, 4, 2)), *few = F32(3, 1, 1, 1), *good = F16(4, 1, 1, 1);
@@ -223,7 +222,7 @@ TEST(refuse_flash_attn_back) {
 
 typedef gcuda_status (*set_prec_fn)(struct gcuda_tensor * node, enum gcuda_prec prec);
 
-// Each function changes its slot of its own operations, and nothing of any other node.
+// Each function changes its slot of its operations, and nothing of any other node.
 TEST(refuse_precision_of_other_nodes) {
     static const struct {
         set_prec_fn set;
@@ -389,8 +388,8 @@ TEST(refuse_recurrences) {
     gcuda_free(ctx);
 }
 
-// Integers at the ends of their range for every parameter in turn: refused or built, but never an overflow (UBSan) or
-// an allocation that is not asked for. What is built must be a graph that measures its memory without trouble.
+// Integers at the ends of their range for each parameter: refused or built, but never an overflow (UBSan) or an
+// unwanted allocation. The memory of a graph that is built can be measured.
 static struct gcuda_tensor * extreme(struct gcuda_context * ctx, int which, const int * v) {
     struct gcuda_tensor * k = F32(3, 3, 2, 4);
     struct gcuda_tensor * b = F32(8, 8, 2, 1);

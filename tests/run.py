@@ -55,7 +55,7 @@ def stem(path):
 
 
 def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, exe="", env=None, timeout=900, parts=None, extra=None):
-    """The C tests once more, in a folder of their own with other compilers or flags. parts: of a test, in how many one of them runs,
+    """The C tests once more, in a separate folder with other compilers or flags. parts: of a test, in how many one of them runs,
     another one each time. extra: arguments of make for a test."""
     folder = "build" if name == "gcc" else f"build/{name}"
     tests = [t for t in map(stem, sources("tests/test-*.c")) if only is None or t in only]

@@ -1,6 +1,6 @@
 // sched-test.h: what the tests of the scheduler share, with and without (simulated) GPUs
-//   toys      a third party's backends: memory that nobody else can read, computed on the CPU, told what to refuse and
-//             when to fail
+//   toys      third-party backends: memory that no other backend can read, computed on the CPU, told what to refuse
+//             and when to fail
 //   networks  a transformer and a mixture of experts, layers placed where the test says
 //   chaos     random graphs: views, nodes that work in place, weights, inputs
 // The answer of a graph is what the CPU alone gives, without a scheduler.
@@ -21,7 +21,7 @@ struct toy {
     char name[16];
     uint64_t seed;    // of the refusals
     int refuses;      // this many nodes of a hundred
-    bool computes;    // while it does, its memory passes for the host's
+    bool computes;    // meanwhile its memory counts as host memory
     bool is_cpu_type; // may come last in a scheduler
     bool offloads;
     long n_computed;
@@ -80,7 +80,7 @@ static gcuda_status toy_buft_alloc(gcuda_backend_buffer_type_t t, size_t size, g
     if (toy_call("alloc") != GCUDA_STATUS_SUCCESS) { return GCUDA_STATUS_ALLOC_FAILED; }
     void * memory = malloc(size + 64);
     if (memory == NULL) { return gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "toy: too large"); }
-    memset(memory, 0xff, size + 64); // what nobody wrote is NaN
+    memset(memory, 0xff, size + 64); // unwritten memory is NaN
     *out = gcuda_backend_buffer_init(t, &i, memory, size);
     if (*out == NULL) {
         free(memory);
@@ -107,7 +107,7 @@ static gcuda_status toy_dev_props(gcuda_backend_dev_t d, struct gcuda_backend_de
 }
 static gcuda_backend_buffer_type_t toy_dev_buft(gcuda_backend_dev_t d) { return &((struct toy *) d)->buft; }
 
-// Which operation, and of which shape: the same answer each time.
+// Whether it supports an operation of this shape; the same answer each time.
 static gcuda_status toy_dev_supports(gcuda_backend_dev_t d, const struct gcuda_tensor * op) {
     const struct toy * toy = (const struct toy *) d;
     struct rng r = { toy->seed + 977 * (uint64_t) op->op + 31 * (uint64_t) op->ne[0] + (uint64_t) op->ne[1] };
@@ -182,7 +182,7 @@ enum net_kind { NET_TRANSFORMER, NET_EXPERTS };
 enum { NET_D = 64, NET_HEADS = 4, NET_KV = 2, NET_HEAD = 16, NET_FF = 96, NET_PAST = 16, NET_E = 8, NET_USED = 2 };
 
 enum { NET_MAX_WIDE = 4 };
-static int net_wide = 1; // times NET_D and so on that the networks are: rows for row-split buffers to deal out
+static int net_wide = 1; // factor of NET_D and the other sizes: gives row-split buffers enough rows
 
 struct net_layer {
     struct gcuda_context * ctx; // weights of products
@@ -373,7 +373,7 @@ struct net_data { // the inputs of a run
     int64_t rows[8];
 };
 
-// Those of run `seed`; all of its tokens attend to those before them.
+// Inputs of run `seed`; all tokens attend to earlier ones.
 static void net_fill(const struct net * net, uint64_t seed, struct net_data * d) {
     struct rng r = { 1000 + seed };
     const int64_t n = net->n_tokens, first = (int64_t) (seed % (uint64_t) (NET_PAST - n + 1));
@@ -408,7 +408,7 @@ static gcuda_backend_buffer_type_t net_on_cpu(int layer, void * user) {
     return gcuda_backend_cpu_buffer_type();
 }
 
-// What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * net_wide * NET_D *
+// Results of the CPU alone for the runs 0 .. n_runs - 1, one after the other; out has n_runs * net_wide * NET_D *
 // n_tokens floats.
 TEST_UNUSED static bool net_answer(
     enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
@@ -430,7 +430,7 @@ TEST_UNUSED static bool net_answer(
     return is_ok;
 }
 
-// Mean square error of n values over the mean square of the right ones. NaN where one is.
+// Mean square error of n values divided by the mean square of the correct ones. NaN if any value is.
 TEST_UNUSED static double nmse(const float * got, const float * want, int64_t n) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
@@ -491,7 +491,7 @@ static bool chaos_begin(struct chaos * c, uint64_t seed, int n_nodes, const gcud
     for (int i = 0; i < n_nodes && i < CHAOS_MAX; ++i) {
         const int64_t ia = rng_below(&r, n), ib = rng_below(&r, n), which = rng_below(&r, 3);
         struct gcuda_tensor *a = pool[ia], *b = pool[ib], *y = NULL;
-        const bool may_write = ia >= 3 && ia != ib; // whoever read it before has what it was
+        const bool may_write = ia >= 3 && ia != ib; // earlier readers have the old value
         switch (rng_below(&r, 15)) {
             case 0: y = gcuda_add(x, a, b); break;
             case 1: y = gcuda_mul(x, a, gcuda_scale(x, b, 0.5f)); break;
@@ -567,7 +567,7 @@ static gcuda_status chaos_set(struct chaos * c, uint64_t seed) {
     return st;
 }
 
-// What the CPU alone gives after each of two runs.
+// Results of the CPU alone after each of two runs.
 TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CHAOS_N * CHAOS_M]) {
     gcuda_backend_buffer_type_t bufts[3];
     struct chaos c;
@@ -728,7 +728,7 @@ static void changing_compare(
         run, want->name, nmse(a, b, n));
 }
 
-// Twice, for the second run finds all as it was; side by side where there are copies for it.
+// Two rounds with equal results: a run changes no input. A round has n_copies runs in flight.
 static void changing_run(gcuda_backend_sched_t sched, gcuda_backend_t cpu, struct changing * g, struct changing * ref,
     double most, enum change what) {
     CHECK_OK(gcuda_backend_graph_compute(cpu, ref->graph));
@@ -816,7 +816,7 @@ enum { AGAIN_BYTES = 1 << 20 };
 
 static bool again_build(struct again * g, int step, int64_t n) {
     const struct gcuda_init_params grows = { 0, NULL, true }, fixed = { AGAIN_BYTES, g->memory, true };
-    struct gcuda_context * leafs = gcuda_init(grows); // before the last one goes, so that it is elsewhere
+    struct gcuda_context * leafs = gcuda_init(grows); // before the last one is freed, so that its address differs
     gcuda_free(g->ctx);
     gcuda_free(g->leafs);
     g->leafs = leafs;

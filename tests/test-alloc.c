@@ -1,5 +1,5 @@
-// The allocators on thousands of random graphs: no two tensors alive at the same time share memory, the peak stays at
-// or below that of the plain rules (written down here once more), and graphs compute what they compute without reuse.
+// The allocators on thousands of random graphs. No two live tensors share memory. The peak does not exceed that of the
+// plain rules, which this file has a second time. Results are those without reuse.
 #include "test-ops.h"
 
 #define MAX_T 64
@@ -295,13 +295,13 @@ static bool uses(const struct gcuda_tensor * node, const struct gcuda_tensor * r
     return is_work(node) && (root_of(node) == root || reads_of(node, root));
 }
 
-// By what one computes and the other reads, or by what a node in place has to come behind.
+// By a result that the other reads, or because a node in place has to come after a reader.
 static bool depends(const struct gcuda_tensor * later, const struct gcuda_tensor * before) {
     return is_work(later) && is_work(before) && (uses(later, root_of(before)) || uses(before, root_of(later)));
 }
 
-// Nothing computed before node x is used behind it: what is behind comes behind all up to x, also what begins at leafs
-// alone (plans of CUDA backends see it like that).
+// Nothing computed before node x is used after it. Later nodes run after all nodes up to x, even those that read only
+// leafs (plans of CUDA backends assume this).
 static bool is_cut(const struct gcuda_cgraph * g, int x) {
     bool is_so = is_work(g->nodes[x]);
     for (int i = 0; i < x && is_so; ++i) {
@@ -312,7 +312,7 @@ static bool is_cut(const struct gcuda_cgraph * g, int x) {
     return is_so;
 }
 
-// done[k][i]: node i is over when node k begins, whatever else runs beside it.
+// done[k][i]: node i has finished when node k begins, whatever else runs concurrently.
 enum { MAX_NODES = 2 * MAX_T };
 static void order_of(const struct gcuda_cgraph * g, bool (*done)[MAX_NODES]) {
     int cut = -1;
@@ -336,8 +336,8 @@ static bool is_heir(const struct gcuda_tensor * t, const struct gcuda_tensor * a
     return false;
 }
 
-// b has memory that a had: whoever uses a is over when b is computed. An heir is of the same branch, or the first of
-// one of those that begin at a; then it has to wait for what else reads a. Returns how many such pairs there are
+// b reuses memory of a: all readers of a have finished when b is computed. An heir is on the same branch, or is the
+// first node of a branch that begins at a and waits for the other readers of a. Returns the number of such pairs
 // without heirs.
 static int check_branches(const struct random_graph * w) {
     static bool done[MAX_NODES][MAX_NODES];
@@ -359,8 +359,8 @@ static int check_branches(const struct random_graph * w) {
     return n_shared;
 }
 
-// Rounds of branches from one tensor to one sum: some read each other, some work in place, some end in results of their
-// own.
+// Rounds of branches from one tensor to one sum: some read each other, some work in place, some end in separate
+// results.
 static bool random_towers(struct random_graph * w, uint64_t seed) {
     struct rng r = { seed };
     const struct gcuda_init_params params = { 0, NULL, true };
@@ -414,7 +414,7 @@ TEST(branches_side_by_side_share_no_memory) {
         }
         gcuda_free(w.ctx);
     }
-    CHECK(n_shared > rounds); // memory is used again behind branches
+    CHECK(n_shared > rounds); // memory is reused after branches
     gcuda_gallocr_free(galloc);
 }
 

@@ -1,6 +1,6 @@
-// A backend of a third party, written here against the public vtables alone: buffers with a limit, memory that is not
-// the host's as far as anybody knows, a computation that can be told to lie. Then what the library does with it:
-// registry, buffers in several parts, copies, graph copies, comparison node by node.
+// A third-party backend on the public vtables alone: buffers with a limit, memory that claims not to be host memory, a
+// computation that can be told to err. Tests of the library with it: registry, buffers in several parts, copies, graph
+// copies, comparison node by node.
 #include "test-ops.h"
 
 // =====================================================================================================================
@@ -433,13 +433,13 @@ static gcuda_status compare_once(gcuda_backend_t b, struct gcuda_cgraph * g) {
     return st;
 }
 
-// Each allocation in turn, the library's and then the toy's buffers: a status, nothing left, and then it works.
+// Each allocation fails once, of the library and then of the toy's buffers: a status, no leak, and then it works.
 static void fail_all(gcuda_status (*once)(gcuda_backend_t b, struct gcuda_cgraph * g), int n_rows, int least) {
     gcuda_backend_t b = toy_backend();
     struct pair p;
     int n_failed = 0;
     REQUIRE(b && make_rows(&p, n_rows));
-    CHECK_OK(once(b, p.g)); // what backends keep is there
+    CHECK_OK(once(b, p.g)); // what backends keep is allocated
     bool has_fired = true;
     for (int k = 1; has_fired && k < 500 && test_all.n_bad_checks == 0; ++k) {
         struct fault f;

@@ -353,8 +353,8 @@ TEST(a_destination_is_not_read) {
     }
 }
 
-// What is right stays right while it is checked: views, a node listed twice, what is kept.
-TEST(what_gives_a_shape_is_not_read) { // fill's tensor, im2col's kernel: nobody sets them
+// Correct graphs pass the checks: views, a node listed twice, kept results.
+TEST(what_gives_a_shape_is_not_read) { // fill's tensor, im2col's kernel: never set
     for (int by_sched = 0; by_sched < 2; ++by_sched) {
         struct bench b;
         REQUIRE(begin(&b, by_sched != 0));

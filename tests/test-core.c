@@ -60,7 +60,7 @@ static void check_rounding(float x) {
         round_bf16((double) x), (double) b);
 }
 
-TEST(float_to_half) { // every tie between two neighbours, a step beside it, and random bits
+TEST(float_to_half) { // every tie between two neighbours, the floats next to it, and random bits
     for (uint32_t h = 0; h < 0x7C00; ++h) {
         const float tie =
             (float) ((value_f16((uint16_t) h) + (h == 0x7BFF ? 65536.0 : value_f16((uint16_t) (h + 1)))) / 2);

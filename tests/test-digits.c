@@ -1,6 +1,5 @@
-// The main job's own code (examples/digits.c) under test: bit-identical training on any number of threads, gradients
-// summed over several passes, clipping, every host allocation failing in turn from model to reloaded file, damaged
-// weight files.
+// Tests of the code of examples/digits.c: bit-identical training on any number of threads, gradients summed over
+// several passes, clipping, damaged weight files. Each host allocation fails once, from model to reloaded file.
 #define GCUDA_IMPLEMENTATION
 #define main digits_main
 #include "../examples/digits.c"

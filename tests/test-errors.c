@@ -1,5 +1,5 @@
-// What must be refused: for every constructor NULL, wrong shapes and wrong types, with a message that names the
-// operation and the shape; then parameters, hostile sizes, and how a context keeps its first error.
+// Refusals. Every constructor gets NULL, wrong shapes and wrong types; the message names the operation and the shape.
+// Then parameters, hostile sizes, and how a context keeps its first error.
 #if !defined(_WIN32)
 #define _GNU_SOURCE 1 // setenv, dup2
 #endif
@@ -860,7 +860,7 @@ TEST(context_keeps_the_first_error) {
     CHECK_HAS(gcuda_context_error(ctx), "add");
     CHECK_HAS(gcuda_context_error(ctx), "[5, 4, 1, 1]");
     CHECK(gcuda_rms_norm(ctx, bad, 1e-5f) == NULL); // passes through
-    CHECK(gcuda_rms_norm(ctx, a, -1.0f) == NULL);   // an error of its own, not the first
+    CHECK(gcuda_rms_norm(ctx, a, -1.0f) == NULL);   // another error, not the first
     CHECK_HAS(gcuda_context_error(ctx), "add");
     struct gcuda_tensor * good = gcuda_mul(ctx, a, a); // goes on working
     CHECK(good != NULL);

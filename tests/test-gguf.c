@@ -1,6 +1,6 @@
 // GGUF files: a table of damaged ones and the message of each, round trips of every type, split files, loading to
-// backends, every allocation failing in turn, files beyond 4 GiB. tests/oracle/gguf_files.py compares with the PyPI
-// package gguf.
+// backends, each allocation failing once, files beyond 4 GiB. tests/oracle/gguf_files.py compares with the PyPI package
+// gguf.
 #include "fuzz/fuzz_gguf.c"
 
 #include "sched-test.h"
@@ -829,7 +829,7 @@ TEST(tensors_to_write) {
     char name[70];
     memcpy(a->data, values, sizeof values);
     CHECK_OK(gcuda_gguf_add_tensor(g, bare));                                     // before it has a place
-    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(placed, toy); // in memory that nobody else can read
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(placed, toy); // memory that only the toy can read
     CHECK_OK(gcuda_backend_tensor_set(b, numbers, 0, sizeof numbers));
     CHECK_OK(gcuda_gguf_add_tensor(g, a));
     CHECK_OK(gcuda_gguf_add_tensor(g, b));
@@ -1352,7 +1352,7 @@ TEST(bad_splits) {
 }
 
 // =====================================================================================================================
-// >>memory   every allocation fails in turn
+// >>memory   each allocation fails once
 // =====================================================================================================================
 static gcuda_status read_all(enum source s, const void * bytes, size_t size) {
     struct opened o;

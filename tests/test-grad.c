@@ -2,8 +2,8 @@
 //
 // The scalar is  L = sum_i w_i * y_i  with fixed positive weights, summed in double here. The numeric derivative is the
 // five-point central difference (error of order h^4) of L; the analytic one comes from gcuda_build_backward_expand.
-// Both are compared by the mean absolute asymmetry, mean |a - b| / (|a| + |b|), with a floor of a tenth of the
-// gradient's rms in the divisor, so that a component which is zero up to rounding does not count as wrong.
+// Both are compared by the mean absolute asymmetry, mean |a - b| / (|a| + |b|). The divisor is at least a tenth of the
+// gradient's rms, so that a component that is zero up to rounding does not count as wrong.
 #include "test.h"
 
 #define MAX_IN 5
@@ -313,7 +313,7 @@ BUILD(view_of_view, gcuda_sqr(ctx, gcuda_cont(ctx, gcuda_view_1d(ctx, gcuda_view
 BUILD(square_of_itself, gcuda_mul(ctx, in[0], in[0]))
 BUILD(used_three_times, gcuda_sub(ctx, gcuda_mul(ctx, in[0], gcuda_exp(ctx, in[0])), gcuda_sqr(ctx, in[0])))
 
-// two layers, shared weights, a residual and a loss: gradients that meet at one node must add up
+// two layers, shared weights, a residual and a loss: gradients of one node must add up
 static struct gcuda_tensor * build_network(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
     struct gcuda_tensor * h = gcuda_silu(ctx, gcuda_mul_mat(ctx, in[0], in[2]));
     h = gcuda_add(ctx, h, gcuda_mul_mat(ctx, in[0], gcuda_rms_norm(ctx, h, 1e-5f)));
@@ -813,8 +813,8 @@ TEST(grad_clips_by_norm) {
     }
 }
 
-// Nothing is computed: the gradient's own region has to lie where the node's does, beyond 4 GiB and in the F32 of a
-// wider type.
+// Nothing is computed: the gradient's region has to start where the node's does, beyond 4 GiB and as F32 of a wider
+// type.
 static void check_region(enum gcuda_type type, bool is_acc, int64_t row, size_t size) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);

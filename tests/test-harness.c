@@ -1,5 +1,4 @@
-// Does the operation harness see what it is there for? Custom operations with one defect each must fail, the sound one
-// must pass.
+// Tests of the operation harness: custom operations with one defect each must fail, a correct one must pass.
 #include "test-ops.h"
 
 enum defect {

@@ -1,5 +1,5 @@
 // examples/llm.h on a small random model that is written here: batches, sequences, steps, cancelling, states, sampling,
-// failures. What the numbers should be, tests/llm/check.py knows; here they are compared with themselves.
+// failures. Results are compared with each other here, and with references in tests/llm/check.py.
 #include "test.h"
 
 #define LLM_IMPLEMENTATION
@@ -503,7 +503,7 @@ TEST(llm_windows) {
     CHECK_OK(llm_seq_truncate(f.s, 0, N - 1));
     CHECK_OK(llm_state_save(f.s, state, n_state, &n_state));
     CHECK_OK(llm_seq_truncate(f.s, 0, 0));
-    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 60)); // writes over what was there
+    CHECK_OK(llm_eval_tokens(f.s, 0, tokens, 60)); // overwrites the cache
     CHECK_OK(llm_state_restore(f.s, state, n_state));
     CHECK_OK(llm_eval_tokens(f.s, 0, tokens + N - 1, 1));
     CHECK(distance(llm_seq_logits(f.s, 0), want) < 1e-4f);
@@ -566,8 +566,8 @@ static double slower(void) { // times are judged more mildly
 #endif
 }
 
-// What the host does for a token of a model of 32 layers: for usual ones, and for one of each LLMI_KV_STEP, with which
-// the graph grows. Launching and computing are not counted.
+// Host time per token of a model with 32 layers: usual tokens, and the one of each LLMI_KV_STEP with which the graph
+// grows. Launching and computing are not counted.
 TEST(llm_host_time_per_token) {
     enum { N_LAYERS = 32, N_TOKENS = 8, GROWS_AT = 6, N_ROUNDS = 5, MOST_US = 30 };
     struct fixture f;
@@ -918,7 +918,7 @@ TEST(llm_repetition_penalty) {
 }
 
 // =====================================================================================================================
-// >>memory   every allocation fails in turn; none is made per token
+// >>memory   each allocation fails once; none is made per token
 // =====================================================================================================================
 static gcuda_status use_all(void) {
     struct fixture f;
@@ -984,7 +984,7 @@ TEST(llm_allocates_nothing_per_token) {
         CHECK_OK(llm_eval_tokens(f.s, 0, &token, 1));
     }
     CHECK_EQ_I(fault.n_calls, before);
-    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11)); // another prompt: on a GPU it has a plan of its own
+    CHECK_OK(llm_eval_tokens(f.s, 0, some_tokens, 11)); // another prompt: on a GPU it has another plan
     CHECK(fault.n_calls == before || strcmp(test_backend(), "CPU") != 0);
     close_model(&f);
     gcuda_shutdown();

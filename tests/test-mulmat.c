@@ -294,7 +294,7 @@ static void write_floats(enum gcuda_type type, char * p, const double * x, int n
     for (int i = 0; i < n; ++i) { value_write(type, p + (size_t) i * size, x[i]); }
 }
 
-TEST(float_products) { // any length, any address; what lies behind the row is NaN
+TEST(float_products) { // any length, any address; NaN past the end of the row
     static const int lengths[] = { 0, 1, 3, 7, 8, 9, 15, 17, 31, 32, 33, 63, 129, 257, 1057 };
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     enum { N = 1200, COLS = 6 };

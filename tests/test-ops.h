@@ -19,12 +19,12 @@
 // types    one entry per combination, separated by blanks; within it the type of each input, the last one repeating,
 // and
 //          after '>' the type of the result (without it: that of input 0): "F32 F16,F32 F16,F32>F32 Q4_0,F32>F32"
-// shapes   the same with '|' between inputs: "10,5,4,3 10,5,4,3|10,1,4,1"
-// Every combination runs packed and then in each layout that the inputs allow, in place and on the memory of a source
-// where the operation has that. One case is named test/types/ne=shapes/tag/layout and can be run alone:
+// shapes   the same with '|' between inputs: "10,5,4,3 10,5,4,3|10,1,4,1" Every combination runs packed, then in each
+// layout that the inputs allow; in place and on a source's memory if the operation can. One case is named
+// test/types/ne=shapes/tag/layout and can be run alone:
 //   build/test-ops --filter 'scale/F16/ne=257,3/view' --seed 7
-// Each case: 1024 floats of guard around every tensor and 0xFF in every gap, bit-identical afterwards; results
-// prefilled with NaN; 1 and 3 threads, bit-identical; supports_op says yes; inputs unchanged unless the reference says
+// Each case: 1024 floats of guard around every tensor and 0xFF in every gap stay unchanged. Results are prefilled with
+// NaN and have the same bits with 1 and 3 threads. supports_op says yes. Inputs are unchanged unless the reference says
 // so.
 #ifndef GCUDA_TEST_OPS_H
 #define GCUDA_TEST_OPS_H
@@ -318,7 +318,7 @@ static void decode_blocks(enum gcuda_type type, const void * p, int64_t n, doubl
     }
 }
 
-// x becomes what `type` can hold of it. Quantized: whole blocks along dimension 0.
+// Rounds x to values of `type`. Quantized: whole blocks along dimension 0.
 static void arr_round(struct arr * a, enum gcuda_type type) {
     const struct op_type * t = op_type_of(type);
     const int64_t n = arr_n(a);
@@ -380,14 +380,14 @@ struct op_case {
 
 typedef void (*ref_fn)(const struct op_case * c);
 typedef struct gcuda_tensor * (*build_fn)(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p);
-// Fills input k, whose shape is set; inputs 0..k-1 are there to look at. Indices are numbers like all others.
+// Fills input k, whose shape is set; inputs 0..k-1 are filled already. Indices are numbers like all others.
 typedef void (*fill_fn)(struct rng * r, const struct op_case * c, int k, struct arr * a);
 
 enum layout { PACKED, OFFSET, PADDED, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS, LONE = N_LAYOUTS };
 static const char * const layout_names[] = { "packed", "offset", "padded", "view", "permuted", "transposed", "shuffled",
     "lone" };
 #define LAYOUT_OFFSET (1u << OFFSET)         // contiguous, at an odd place of a larger tensor
-#define LAYOUT_PADDED (1u << PADDED)         // gaps behind the rows, all else dense: contiguous_1
+#define LAYOUT_PADDED (1u << PADDED)         // gaps after the rows, all else dense: contiguous_1
 #define LAYOUT_GAPS (1u << GAPS)             // a box cut out of a larger tensor: gaps in every dimension
 #define LAYOUT_PERMUTED (1u << PERMUTED)     // dimensions 1 and 2 exchanged
 #define LAYOUT_TRANSPOSED (1u << TRANSPOSED) // dimensions 0 and 1 exchanged; plain types only
@@ -405,7 +405,7 @@ struct op_in {
 };
 
 struct op_test {
-    const char * name; // of the cases; NULL: the running test. Begins with that.
+    const char * name; // name of the cases; begins with that of the running test. NULL: equal to it
     const char *types, *shapes, *tag;
     int n_in;
     struct op_in in[OP_MAX_IN];
@@ -668,7 +668,7 @@ static bool compare_row(const struct op_test * t, enum gcuda_type type, const do
 //   rows of one element     taken together; with max_nmse above 1e-5 rows below 32 elements too
 //   one unit in the last place of a 16-bit result: the other side of a rounding boundary. In neither bound, but at most
 //   2 and 1 in 32
-//   errors below FLT_MIN    do not count, unless the result is to be exact; an rms is at least 8 * FLT_MIN
+//   errors below FLT_MIN    do not count, unless results must be exact; an rms is at least 8 * FLT_MIN
 //   quantized results       one neighbouring code exceeds the bound: NMSE alone
 //   no_max_error            logarithms around 1, which may vanish, arguments from the ends of F32, and at level full
 //                           triangular systems of up to 128 unknowns, whose single rows cancel further than F32 can
@@ -724,9 +724,9 @@ struct op_run {
 };
 
 // GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is
-// skipped. GCUDA_TEST_CAPTURE besides: every case as a CUDA graph instead of the second run, with 1 one that the test
-// captures, with 2 the one that the backend makes of a plan in its cache (programs built with TEST_CAPTURE).
-// With GCUDA_TEST_CUT=1 the second run has an abort callback, and cuts every node into slices as small as can be.
+// skipped. With GCUDA_TEST_CAPTURE also set, a CUDA graph of every case replaces the second run. 1: the test captures
+// it; 2: the backend makes it from a plan in its cache (programs built with TEST_CAPTURE). With GCUDA_TEST_CUT=1 the
+// second run has an abort callback and cuts every node into the smallest slices.
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
 static bool op_on_device, op_is_cut, op_is_replayed;
 #if defined(TEST_CAPTURE)
@@ -803,8 +803,8 @@ TEST_UNUSED static gcuda_backend_buffer_t op_place(struct gcuda_context * ctx) {
     }
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], size);
     char * base = buf ? (char *) gcuda_backend_buffer_get_base(buf) : NULL;
-    // behind tensors too: who uses what is there gets NaN, and initcheck counts all 16 bytes of a copy that is to read
-    // fewer
+    // past the end of tensors too: a kernel that uses this memory gets NaN. initcheck counts all 16 bytes of a copy
+    // even if it reads fewer
     bool ok = buf != NULL && gcuda_backend_buffer_clear(buf, 0xFF) == GCUDA_STATUS_SUCCESS;
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); ok && t; t = gcuda_get_next_tensor(ctx, t)) {
         if (t->data != NULL) { continue; }
@@ -1073,7 +1073,7 @@ static void run_change_data(struct op_run * r, const char * name, int round) {
     char salted[600];
     snprintf(salted, sizeof salted, "%s#%d", name, round);
     struct rng rng = rng_for(salted);
-    run_reset(r); // results and sources that are computed in place hold the last round's
+    run_reset(r); // results, and sources overwritten in place, have values of the last round
     for (int k = 0; k < r->n_in; ++k) { fill_input(r, k, &rng); }
     for (int i = 0; i < r->n_roots; ++i) {
         free(r->roots[i].image);
@@ -1135,8 +1135,8 @@ static bool run_has_work(const struct op_run * r) { // something is launched for
     return has;
 }
 
-// GCUDA_TEST_CAPTURE=2: computed three times more on data that differs, each time as a graph of its own that has the
-// same plan: the second time the backend makes a CUDA graph of it, which it launches from then on.
+// GCUDA_TEST_CAPTURE=2: computed three times more on other data, each time as a new graph with the same plan. The
+// second time the backend makes a CUDA graph of it, which it launches from then on.
 static void run_own_graphs(struct op_run * r, const char * name) {
     struct gcuda_cuda_plan_stats before, after;
     bool ok = CHECK_OK(gcuda_backend_cuda_get_plan_stats(op_backends[0], &before));
@@ -1438,7 +1438,7 @@ static struct case_count * case_count_of(const char * name) {
     return c;
 }
 
-static const char * cases_path(void) { // beside this file
+static const char * cases_path(void) { // next to this file
     static char path[512];
     snprintf(path, sizeof path, "%s", __FILE__);
     char * slash = strrchr(path, '/');

@@ -42,7 +42,7 @@ static void spin_us(int64_t us) {
     while (gcudai_time_us() < end) { gcudai_cpu_relax(); }
 }
 
-// ---- every chunk runs exactly once, whoever calls ----
+// ---- every chunk runs exactly once, whichever thread calls ----
 #define MAX_CHUNKS 100
 struct job {
     int64_t n_chunks;
@@ -336,8 +336,7 @@ TEST(threads_have_names_masks_and_a_hook) {
 #endif
 #endif
 #if !defined(_WIN32) && !defined(__SANITIZE_THREAD__)
-// In a child of fork() a pool from before computes on the calling thread, a backend starts threads of its own, and all
-// is freed.
+// In a child of fork() an earlier pool computes on the calling thread, a backend starts new threads, and all is freed.
 struct forked {
     gcuda_backend_t cpu;
     struct gcuda_threadpool * pool;
@@ -367,7 +366,7 @@ TEST(a_child_of_fork_computes_and_frees) {
     struct gcuda_threadpool_params params = gcuda_threadpool_params_default(3);
     const struct gcuda_init_params in_memory = { 0, NULL, false };
     struct forked f;
-    for (int k = 0; k < 2; ++k) { // 1: the backend has threads of its own
+    for (int k = 0; k < 2; ++k) { // 1: the backend has its own threads
         f.cpu = gcuda_backend_cpu_init();
         f.pool = gcuda_threadpool_new(&params);
         f.ctx = gcuda_init(in_memory);
@@ -777,7 +776,7 @@ struct erring {
     int n_bad;
 };
 
-static void erring_main(void * arg) { // a context of its own, a mistake of its own, and that message stays
+static void erring_main(void * arg) { // another context, another mistake, and that message stays
     struct erring * e = (struct erring *) arg;
     const struct gcuda_init_params params = { 0, NULL, true };
     char want[32];

@@ -337,8 +337,8 @@ static float bad_number(struct rng * r) {
     return numbers[rng_below(r, sizeof numbers / sizeof numbers[0])];
 }
 
-// Whatever comes in: nothing outside the block is written, everything inside is, the same bytes each time. What the
-// sanitizers add: no conversion of a float that does not fit.
+// Any input: nothing outside the block is written, all bytes inside are, the same each time. The sanitizers check that
+// no float is converted that does not fit.
 TEST(no_input_does_harm) {
     enum { ROWS = 2, COLS = 512, BYTES = GUARD + ROWS * COLS * 4 + GUARD };
     static float x[ROWS * COLS], iw[COLS], back[ROWS * COLS];

@@ -1,6 +1,6 @@
-// The scheduler over the CPU and backends of a third party (tests/sched-test.h): who computes what and why, copies,
-// memory, order of events, failures. With GPUs: tests/sim/test-sched.c. Results are those of the CPU alone, bit for
-// bit.
+// The scheduler over the CPU and backends of a third party (tests/sched-test.h): assignment of nodes and its reasons,
+// copies, memory, order of events, failures. With GPUs: tests/sim/test-sched.c. Results are those of the CPU alone, bit
+// for bit.
 #define _GNU_SOURCE 1 // setenv
 #include "sched-test.h"
 
@@ -355,7 +355,7 @@ static gcuda_backend_buffer_type_t on_cpu_then_toy(int layer, void * user) {
 TEST(offload) {
     float want[2 * NET_D * 5];
     REQUIRE(net_answer(NET_TRANSFORMER, 2, 5, GCUDA_TYPE_Q8_0, 2, want));
-    for (int how = 0; how < 3; ++how) { // nobody offers; Toy1 does; it does, and the caller does not want it
+    for (int how = 0; how < 3; ++how) { // no backend offers; Toy1 does; it does, but the caller disables it
         struct setup s;
         struct net net;
         REQUIRE(setup_begin(&s, 2, 1));
@@ -420,7 +420,7 @@ TEST(memory_is_known_before_it_is_taken) {
     CHECK(gcuda_backend_tensor_memset(net.out, 0, 0, sizeof x) == GCUDA_STATUS_INVALID_ARGUMENT);
     float want[NET_D * 5];
     REQUIRE(net_answer(NET_TRANSFORMER, 4, 5, GCUDA_TYPE_F32, 1, want));
-    CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, net.graph)); // no reset between: the tensors are known as its own
+    CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, net.graph)); // no reset: it knows its tensors
     check_net(&s, &net, 0, want);
     net_end(&large);
     net_end(&net);
@@ -437,7 +437,7 @@ static void look(enum gcuda_log_level level, const char * text, void * user) {
     seen->n_grown += level == GCUDA_LOG_LEVEL_WARN && strstr(text, "the buffer of Toy0 grows from") != NULL;
 }
 
-// A parameter, or the environment where it says nothing.
+// A parameter; if unset, the environment.
 TEST(who_asks_is_told_of_placing_and_growing) {
     const struct {
         int debug, debug_realloc;
@@ -534,7 +534,7 @@ TEST(graphs_of_every_kind) {
     CHECK_OK(gcuda_backend_sched_graph_compute(s.sched, g));
     CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof got));
     CHECK(got[0] == 3.0f && got[1] == 9.0f && got[2] == 6.0f && got[3] == 12.0f);
-    gcuda_backend_sched_reset(s.sched); // memory of a context beside that of backends
+    gcuda_backend_sched_reset(s.sched); // memory of a context, besides that of backends
     const struct gcuda_init_params with_data = { 0, NULL, false };
     struct gcuda_context * host = gcuda_init(with_data);
     struct gcuda_tensor * c = gcuda_new_f32(host, 5.0f);
@@ -615,7 +615,7 @@ TEST(a_callback_sees_nodes_and_may_end_the_run) {
     gcuda_backend_sched_set_eval_callback(s.sched, watch_node, &w);
     check_net(&s, &net, 0, want);
     CHECK(w.n_asked == w.n_told && w.n_asked > 4 * 20 && w.n_asked <= net.graph->n_nodes);
-    CHECK(w.sum == w.sum); // no NaN of memory that nobody wrote
+    CHECK(w.sum == w.sum); // no NaN from unwritten memory
     const int n_all = w.n_asked;
     memset(&w, 0, sizeof w);
     w.every = 7;
@@ -716,7 +716,7 @@ TEST(bad_indices_do_not_end_a_run) {
     setup_end(&s);
 }
 
-// One step of AdamW: parameter, momenta and gradient in the toy's memory, the loss where it falls.
+// One step of AdamW: parameter, momenta and gradient in the toy's memory; the loss wherever the scheduler puts it.
 TEST(an_optimizer_writes_where_its_momenta_are) {
     const struct gcuda_init_params params = { 0, NULL, true };
     float result[3][8];
@@ -828,7 +828,7 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
     }
 }
 
-// A graph of one leaf, y = 3 x; grown: y = 3 x + (x repeated 4,096 times, summed), which wants larger buffers.
+// A graph of one leaf, y = 3 x; grown: y = 3 x + (x repeated 4,096 times, summed), which needs larger buffers.
 struct growing {
     struct gcuda_context *ctx, *big_ctx;
     struct gcuda_tensor *x, *big_y;
@@ -851,7 +851,7 @@ static bool growing_begin(struct growing * g) {
     return CHECK_OK(gcuda_build_forward_expand(g->small, y)) && CHECK_OK(gcuda_build_forward_expand(g->big, g->big_y));
 }
 
-// The k-th allocation fails while the larger graph is allocated by computing it; then none. What was set in x is in it.
+// The k-th allocation fails while computing the larger graph allocates it; then none. x keeps its contents.
 static bool growing_fails_at(int n_toys, int n_copies, long k) {
     struct fault f;
     struct setup s;
@@ -913,8 +913,8 @@ TEST(text_of_a_graph_that_is_gone) {
 // =====================================================================================================================
 enum speed_graph { SPEED_CHAIN, SPEED_CACHES };
 
-// Seven nodes, as in a model: a product, a residual, views. Or four: a cache that is written in place, and read
-// elsewhere.
+// Seven nodes, as in a model: a product, a residual, views. Or four: a cache written in place and read on another
+// backend.
 static struct gcuda_tensor * speed_block(struct gcuda_context * ctx, struct gcuda_cgraph * g, enum speed_graph kind,
     struct gcuda_tensor * y, struct gcuda_tensor * cache) {
     if (kind == SPEED_CACHES) {
@@ -926,8 +926,7 @@ static struct gcuda_tensor * speed_block(struct gcuda_context * ctx, struct gcud
     return gcuda_add(ctx, y, gcuda_reshape_2d(ctx, gcuda_view_1d(ctx, gcuda_silu(ctx, h), 256, 0), 16, 16));
 }
 
-// On Windows clock() is wall time, and the processor's goes on in steps of 10 ms and more: many runs are added up
-// there.
+// On Windows clock() is wall time, and processor time has steps of 10 ms and more: many runs are added up there.
 #if defined(_WIN32)
 #define SPEED_RUNS 33
 static double processor_ms(void) {
@@ -980,7 +979,7 @@ static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
     return SPEED_RUNS > 4 ? sum / (SPEED_RUNS - 1) : best;
 }
 
-// Sanitizers, emulators and clocks of other kinds take their own time.
+// Bounds do not hold under sanitizers and emulators, or with other clocks.
 #if defined(__OPTIMIZE__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define LARGE_MS 20.0

@@ -1,4 +1,4 @@
-// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 85
+// A third-party backend, written from outside with the public interface alone: rope and mul_mat in host memory, in 105
 // lines. One with its own memory fills in two more tables, for buffer types and buffers, as tests/test-backend.c does.
 #include "test.h"
 

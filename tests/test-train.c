@@ -1,5 +1,5 @@
-// A whole train step of a small classifier: that it learns, and that every single host allocation on the way may fail
-// without a crash or a leak, with an error each time.
+// A train step of a small classifier: it learns, and each host allocation may fail without a crash or a leak, with an
+// error each time.
 #include "test-ops.h"
 
 enum { N_IN = 20, N_HIDDEN = 16, N_OUT = 4, N_BATCH = 32 };

@@ -8,13 +8,13 @@
 //   --filter TEXT     only tests whose name contains TEXT; 'add/F16/ne=7' also chooses cases inside the test `add`,
 //                     '/F16/' chooses such cases in every test
 //   --test NAME       only the test that has this name
-//   --part I/N        every N-th case, from case I on (0 <= I < N): N programs side by side share the cases. Tests
+//   --part I/N        every N-th case, from case I on (0 <= I < N): N parallel programs share the cases. Tests
 //                     without cases run in part 0
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
 //   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h); runs none of them
 //   --verbose         print the name of every case
 // GCUDA_TEST_FULL=1 in the environment runs the slow cases too. The last line is `N passed, N failed, N skipped` and
-// the exit code is 0 only if nothing failed. Nothing in a program that a test leaves behind may disturb the next one.
+// the exit code is 0 only if nothing failed. Nothing that a test leaves in the program may disturb the next one.
 #ifndef GCUDA_TEST_H
 #define GCUDA_TEST_H
 
@@ -187,7 +187,7 @@ TEST_UNUSED static void test_case_end(void) {
 }
 
 // =====================================================================================================================
-// >>random   small and the same everywhere; a case draws from a generator of its own, so it can run alone
+// >>random   small and the same everywhere; each case has its own generator, so it can run alone
 // =====================================================================================================================
 struct rng {
     uint64_t s;

@@ -1,6 +1,6 @@
-// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right.
-// And make a pool with a parallel_for, which only builds with threads (atomics) have; and run a function on a thread,
-// which builds without threads call in the join.
+// Work of all programs of the build matrix; returns 0 if right. Makes a context, computes y = rms_norm(x) on the CPU,
+// compares, frees. Makes a pool with a parallel_for, which only builds with threads (atomics) have. Runs a function on
+// a thread; builds without threads call it in the join.
 #include <math.h>
 #include <string.h>
 

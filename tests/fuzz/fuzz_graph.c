@@ -76,7 +76,7 @@ static struct gcuda_tensor * pick(struct world * w) {
     return w->t[k < 128 ? (unsigned) w->n - 1 - k % (unsigned) (w->n < 3 ? w->n : 3) : k % (unsigned) w->n];
 }
 
-static struct gcuda_tensor * new_leaf(struct world * w) { // of a shape of its own, or of an existing tensor
+static struct gcuda_tensor * new_leaf(struct world * w) { // of a new shape, or that of an existing tensor
     struct bytes * in = &w->in;
     const enum gcuda_type type = take_type(in);
     int64_t ne[4] = { E(), 1, 1, 1 };

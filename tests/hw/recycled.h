@@ -1,5 +1,5 @@
-// Host memory for gcuda that comes back at once: the next allocation of a size lies where the last one that was freed
-// did, under AddressSanitizer too.
+// Host memory for gcuda that comes back at once: the next allocation of a size gets the address of the last freed one,
+// under AddressSanitizer too.
 #ifndef HW_RECYCLED_H
 #define HW_RECYCLED_H
 

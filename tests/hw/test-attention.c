@@ -1,8 +1,8 @@
-// Attention by its launcher: every path that can run against the plain one on the same device and against float64 on
-// the host. A sample of the cross product of types, head sizes, groups, tokens, positions, splits, masks, strides and
-// bias; then the contract (what no query sees may hold NaN), numbers beyond F16, precision F32, little shared memory,
-// the same bits on every run, the choice of a path; and the gradients.
-// Runs on a device and on the simulated one, where threads of each launch run in an order of their own.
+// Attention by its launcher: every path that can run, compared with PLAIN on the same device and with float64 on the
+// host. A sample of the cross product of types, head sizes, groups, tokens, positions, splits, masks, strides and bias.
+// Then NaN in positions that no query sees, numbers beyond F16, precision F32, little shared memory, equal bits on
+// every run, the choice of a path, and gradients. Runs on a device and on the simulated one, which runs the threads of
+// a launch in random order.
 #include "device.h"
 
 #if defined(GCUDAI_SIM)
@@ -593,7 +593,7 @@ static bool can_use_tensor_cores(const struct attn_case * c) {
     return capability() >= (has_bf16 ? 800 : 750) && c->dk % 8 == 0 && c->dv % 8 == 0 && c->dk <= 640 && c->dv <= 512;
 }
 
-// The result of a path, so many times with the same bits.
+// The result of a path, which n_times launches repeat bit for bit.
 static void run_plan(struct attention * x, struct gcuda_flash_attn_plan plan, const float * plain, int n_times) {
     float * y = launched(x);
     ++n_runs[plan.path];
@@ -832,8 +832,8 @@ TEST(unseen_positions_may_hold_nan) {
     }
 }
 
-// Classes of the mask, which a device finds from 9 tiles of 64 positions on and the simulated one from 5 on: several
-// blocks of tokens, planes and words of 32 tiles; tokens and heads that share the rows of a block.
+// Classes of the mask, computed from 9 tiles of 64 positions on (simulated device: from 5 on). Several blocks of
+// tokens, planes and words of 32 tiles; tokens and heads that share the rows of a block.
 TEST(visible_tiles) {
     static const enum mask_kind masks[] = { MASK_CAUSAL, MASK_WINDOW, MASK_TILES, MASK_PREFIX, MASK_EMPTY_ROWS,
         MASK_BIAS, MASK_SINGLE };
@@ -1235,7 +1235,7 @@ TEST(wgmma_long) { // DK or DV above 256: blocks of 64 rows, stages of half a ti
         c.seqs = 1 + i / 7 % 2, c.splits = i / 4 % 3;
         vary_case(&c, i);
         c.layout = c.dk >= c.dv && i % 3 != 0 ? V_IN_K : (enum layout)(i % 3);
-        if (i % 14 == 11) { // v has a content of its own, a sink would leave nothing of a row
+        if (i % 14 == 11) { // v has another content: with a sink nothing would remain of a row
             c.content = BIG_LOGITS;
             c.layout = PADDED;
             c.has_sinks = false;

@@ -1,8 +1,7 @@
-// Stopping a graph on a device: for large nodes of many operations, how long the longest chunk is that they run in, how
-// soon a graph returns once the callback has said stop, and that what goes from slice to slice leaves the bits as they
-// are. The figures are of the clock on the host: two chunks are in flight, so that from the third question on the
-// callback is asked when a chunk is over. The simulated device runs the same with small nodes and looks at bits and
-// questions alone.
+// Stopping a graph on a device, with large nodes of many operations. Measured: the longest chunk, and the time from the
+// callback's stop to the return. Checked: slices change no bit. Times are of the host's clock: two chunks are in
+// flight, so from the third call on the callback runs when a chunk has finished. The simulated device uses small nodes
+// and checks bits and calls alone.
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -217,8 +216,8 @@ static double run_ms(gcuda_backend_t backend, struct gcuda_cgraph * graph, int s
                                                 : -1.0;
 }
 
-// Of the run before, that took ms: from the third question on each is asked when a chunk is over; two are left after
-// the last.
+// Evaluates the previous run, which took ms: from the third call on the callback runs when a chunk has finished; two
+// chunks remain after the last call.
 static double longest_ms(double ms) {
     const int n = asked.n < MAX_ASKED ? asked.n : MAX_ASKED;
     double longest = n < 2 ? ms : 0.0;
@@ -281,7 +280,7 @@ static void measure_on(gcuda_backend_t backend, struct gcuda_cgraph * graph, str
     CHECK_MSG(ms <= SLOWER * whole_ms + 1.0, "%s: %.2f ms, in chunks %.2f ms", name, whole_ms, ms);
 #endif
     CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
-    run_ms(backend, graph, 0); // stopped runs have left nothing behind
+    run_ms(backend, graph, 0); // stopped runs have left nothing
     CHECK_OK(gcuda_backend_tensor_get(n->y, got, 0, size));
     CHECK_MSG(memcmp(whole, got, size) == 0, "%s: other bits after stops", name);
     free(whole);

@@ -1,5 +1,5 @@
-// Convolutions large enough for the forms that a device has for them, by their launcher: with all shared memory it
-// allows, with 100 KiB and with the 48 KiB that are always there, against float64 at the corners and anywhere.
+// Convolutions by their launcher, large enough for every kernel: with all shared memory of the device, with 100 KiB,
+// and with the 48 KiB of every device. Compared with float64 at the corners and at random elements.
 #include "device.h"
 
 struct shape {
@@ -166,7 +166,7 @@ TEST(strides_and_dilations) {
     }
 }
 
-TEST(many_tiles) { // several for every multiprocessor, of every kind
+TEST(many_tiles) { // several per SM, of every kind
     static const struct shape shapes[] = {
         { 64, 64, 64, 16, 3, 3, 256, 1, 1, 1, 1, 1, 1 },
         { 300, 301, 16, 2, 3, 3, 48, 1, 1, 1, 1, 1, 1 },
@@ -200,8 +200,7 @@ TEST(few_blocks) { // for racecheck (tests/gpu.py), by a launcher that does not 
     }
 }
 
-// The tiles of warp groups, 128 x 128, 128 x 256 and 64 x 256, and rows of images as they are: on a device of few
-// multiprocessors.
+// The tiles of wgmma, 128 x 128, 128 x 256 and 64 x 256, and unconverted rows of images: on a device with few SMs.
 TEST(few_blocks_of_every_tile) {
     static const struct shape shapes[] = { { 24, 24, 24, 1, 3, 3, 256, 1, 1, 1, 1, 1, 1 },
         { 32, 32, 16, 1, 3, 3, 250, 1, 1, 1, 1, 1, 1 }, { 32, 33, 40, 1, 3, 3, 60, 1, 1, 1, 1, 1, 1 },
@@ -226,7 +225,7 @@ static void depthwise(bool is_channels, int64_t w, int64_t h, int64_t c, int64_t
     p.s0 = p.s1 = p.d0 = p.d1 = 1;
     p.p0 = p0, p.p1 = p1;
     if (is_channels) {
-        for (int i = 0; i < 2; ++i) { // channels first, then what was there
+        for (int i = 0; i < 2; ++i) { // channels first, then the original layout
             struct gcuda_array * a = i == 0 ? &p.x : &p.y;
             a->nb[2] = 4;
             a->nb[0] = 4 * (size_t) c;

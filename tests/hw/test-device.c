@@ -1,5 +1,5 @@
-// What only a real device shows: memory that runs out, contexts, streams and threads of the driver's, captures beside
-// other work, peers. Through the public interface alone, so it also runs on the simulated device (make
+// Behaviour of a real device: memory that runs out, contexts, streams and threads of the driver, captures concurrent
+// with other work, peers. It uses the public interface alone, so it also runs on the simulated device (make
 // build/sim/test-device, GCUDA_SIM_DEVICES=2 for the last tests). Built and run by `make test-gpu`.
 #include "test.h"
 
@@ -73,7 +73,7 @@ static float * model_result(struct model * m) {
     return out;
 }
 
-// What the CPU makes of it, which is as close as half precision allows.
+// Compares with the CPU's result, as closely as half precision allows.
 static bool result_is_right(const float * got) {
     struct model m;
     double worst = 0.0;
@@ -372,8 +372,8 @@ TEST(a_capture_beside_other_work) {
 // =====================================================================================================================
 // >>two devices
 // =====================================================================================================================
-// The caller's launch is a node like any other: in order with those around it, with data that changes, and in the CUDA
-// graph that a graph becomes when it is computed again and again.
+// The caller's launch is an ordinary node: in order with its neighbours, with data that changes, and captured into the
+// CUDA graph of repeated runs.
 static gcuda_status enqueue_thirds(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata) {
     struct gcuda_map_args args;
     memset(&args, 0, sizeof args);

@@ -1,6 +1,6 @@
-// Products of floats without cuBLAS, by their launchers (that of warp groups where the device has them), and
-// activations as halves: every edge of the tiles, matrices that are shared and that are not, parts of k, all caps of
-// shared memory. Runs on a device and on the simulated one.
+// Products of floats without cuBLAS, by their launchers (wgmma if the device has it), and activations converted to 16
+// bits. Every edge of the tiles, matrices shared and not, split-K, all caps of shared memory. Runs on a device and on
+// the simulated one.
 #include "products.h"
 #include "test.h"
 
@@ -261,7 +261,7 @@ static void addresses(int64_t a2, int64_t a3, int64_t r2, int64_t r3) {
     p.a = array_of(GCUDA_TYPE_F16, 8, 3, a2, a3, 1);
     p.b = array_of(GCUDA_TYPE_F16, 8, 2, b2, b3, 0);
     p.y = array_of(GCUDA_TYPE_F32, 3, 2, b2, b3, 2);
-    CHECK(cudaMalloc((void **) &memory, 64) == cudaSuccess); // nothing is read there, or behind it
+    CHECK(cudaMalloc((void **) &memory, 64) == cudaSuccess); // nothing is read there, or past its end
     CHECK(cudaMalloc((void **) &on, 3 * (size_t) n * sizeof(char *)) == cudaSuccess);
     p.a.data = memory, p.b.data = memory + 16, p.y.data = memory + 32;
     p.to_a = (const void **) on, p.to_b = p.to_a + n, p.to_y = (void **) on + 2 * n;

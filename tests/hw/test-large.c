@@ -115,7 +115,7 @@ struct large_case {
     const char * name;
     struct gcuda_tensor * (*build)(struct large * l);
     double (*want)(const struct large * l, int64_t i);
-    int64_t more; // elements beside 2^31; 0: ROW, so that there are whole rows
+    int64_t more; // elements in addition to 2^31; 0: ROW, for whole rows
     double most;  // error of an element by 1 + its size; 0: what the type of the result allows
 };
 

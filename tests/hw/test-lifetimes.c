@@ -1,9 +1,9 @@
-// What outlives a graph must not look at it: plans in the cache, their CUDA graphs, scratch, allocators. Graphs of up
-// to 8000 nodes, many of them the same, are made, computed and freed by the thousand; contexts lie in the caller's
-// memory, which the next graphs get again, and buffers are freed and made again, many at the same addresses. Memory of
-// a freed context is filled with a pattern, and under AddressSanitizer whoever reads it is reported. Results are
-// compared with what they must be. GCUDA_TEST_LIFETIMES_S says for how many seconds (2; with GCUDA_TEST_FULL 60,
-// simulated 20). Also runs on the simulated device (make build/sim/test-lifetimes).
+// Objects that outlive a graph must not read it: plans in the cache, their CUDA graphs, scratch, allocators. Thousands
+// of graphs of up to 8000 nodes, many of them equal, are made, computed and freed. Contexts are in the caller's memory,
+// which later graphs reuse. Buffers are freed and made again, many at the same addresses. Memory of a freed context is
+// filled with a pattern, and AddressSanitizer reports reads of it. Results are compared with the correct ones.
+// GCUDA_TEST_LIFETIMES_S says for how many seconds (2; with GCUDA_TEST_FULL 60, simulated 20). Also runs on the
+// simulated device (make build/sim/test-lifetimes).
 #include "gcuda.h"
 #include "recycled.h"
 #include "test.h"
@@ -52,7 +52,7 @@ static void arena_forbid(struct block * a) {
     a->is_used = false;
 }
 
-// A context of descriptions in the caller's memory: what is made in the same order lies at the same addresses.
+// A context of descriptions in the caller's memory: tensors made in the same order get the same addresses.
 static struct gcuda_context * arena_begin(struct block * a) {
     ASAN_UNPOISON_MEMORY_REGION(a->memory, arena_bytes());
     const struct gcuda_init_params params = { arena_bytes(), a->memory, true };
@@ -61,8 +61,9 @@ static struct gcuda_context * arena_begin(struct block * a) {
 
 // ---- graphs ----
 
-// One product listed as often as there are nodes; likewise a product and a sum of it; products by themselves; pairs of
-// a product and a sum; a sum over all products; products, matrix products and element-wise operations alternately.
+// SAME: one product listed as every node. SAME_PAIR: a product and its sum, alternately. EACH: separate products.
+// PAIRS: of a product and a sum. SUM: over all products. MIXED: products, matrix products and element-wise operations
+// alternately.
 enum kind { SAME, SAME_PAIR, EACH, PAIRS, SUM, MIXED, N_KINDS };
 
 struct shape {
@@ -80,7 +81,7 @@ struct checked {
 
 struct slot {
     struct shape shape;
-    struct block *arena_leafs, *arena_nodes, *block_leafs, *block_nodes; // no block: a buffer has memory of its own
+    struct block *arena_leafs, *arena_nodes, *block_leafs, *block_nodes; // no block: each buffer has separate memory
     struct gcuda_context *leafs, *nodes;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor *experts, *x, *ids, *c;
@@ -231,7 +232,7 @@ static void check_results(const struct slot * s) {
         CHECK_OK(gcuda_backend_tensor_get(&k->copy, got, 0, gcuda_nbytes(&k->copy)));
         for (int64_t j = 0; j < gcuda_nelements(&k->copy); ++j) {
             const double want = wanted(s, k, j % M, j / M % n_used, j / M / n_used);
-            n_wrong += !(fabs(got[j] - want) <= 0.01 * fabs(want) + 0.5); // weights and columns as bytes
+            n_wrong += !(fabs(got[j] - want) <= 0.01 * fabs(want) + 0.5); // quantized weights and activations
         }
         CHECK_MSG(n_wrong == 0, "kind %d, %s, %d nodes, %lld tokens: %lld of result %d are wrong, the first is %g",
             (int) s->shape.kind, gcuda_type_name(s->shape.type), s->shape.n_nodes, (long long) s->shape.n_tokens,
@@ -305,7 +306,7 @@ static void free_blocks(struct slot * s) {
     s->block_leafs = s->block_nodes = NULL;
 }
 
-// Buffers with memory of their own wait for the work on them, whoever frees them; blocks are the test's.
+// Freeing a buffer that owns its memory waits for the work on it, on any thread; blocks are the test's.
 static void end(struct stress * k, struct slot * s) {
     if (s->block_leafs != NULL || s->block_nodes != NULL || s->buffer_nodes == NULL) { settle(s); }
     if (rng_below(&k->rng, 2) == 0) { forget(s); }
@@ -389,9 +390,9 @@ static void toggle_profile(struct stress * k) {
     k->is_profiled = !k->is_profiled;
 }
 
-// Some runs with values of their own; the last one may be over only when all else is gone.
+// Runs with different values; the last one may finish after everything else is freed.
 static void compute(struct stress * k, struct slot * s) {
-    // the last has branches side by side, which the simulator makes a stream each of
+    // the last has parallel branches, each a stream in the simulator
     gcuda_backend_t backend =
         k->backends[rng_below(&k->rng, SIZE(false, s->shape.n_nodes > 64) ? N_BACKENDS - 1 : N_BACKENDS)];
     const int n = 1 + (int) rng_below(&k->rng, 3);

@@ -1,6 +1,6 @@
-// All devices of this machine together: what the probe of each pair finds, copies on every route, products with
-// row-split weights and experts against those of one device, and whole networks through the scheduler. With a single
-// device these run, too, but for the scheduler. Public interface alone.
+// All devices of this machine together: the probe of each pair, copies on every path, whole networks through the
+// scheduler. Products with row-split weights and experts are compared with those of one device. With a single device
+// all but the scheduler's tests run. Public interface alone.
 //
 // In the simulation, without what is large: GCUDA_SIM_DEVICES=2 build/sim/test-peers --filter scheduler, and
 // split_experts
@@ -259,8 +259,8 @@ TEST(split_products_are_those_of_one_device) {
     }
 }
 
-// In strips, on devices with warp-group instructions: with a CUDA graph and without, columns rounded by the main device
-// or by each, rows shared out evenly or not. Sums may be cut otherwise than those of one device.
+// Strips, on devices with wgmma: with a CUDA graph and without; activations quantized by the main device or by each;
+// rows distributed evenly or not. Split-K may differ from that of one device.
 TEST(split_products_of_many_columns) {
     static const struct {
         enum gcuda_type type;
@@ -354,7 +354,7 @@ static gcuda_backend_buffer_type_t placed(int layer, void * user) {
                : gcuda_backend_cuda_buffer_type(how == ON_ONE ? n_devices() - 1 : layer * n_devices() / N_LAYERS);
 }
 
-// Runs queued one after the other, each with inputs of its own, in new descriptions or the same.
+// Runs queued one after the other, each with other inputs, in new descriptions or the same.
 static gcuda_status queue_runs(gcuda_backend_sched_t sched, struct net * net, bool is_anew, float * out) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {

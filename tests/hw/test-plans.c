@@ -1,6 +1,6 @@
-// Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, with
-// branches side by side or not, run after run with other inputs and with the same bits, but of many columns fusion adds
-// up in another order unless it is strict. The simulated device runs the same with smaller matrices (make
+// Plans of model blocks on a device: with and without fusion, CUDA graphs, overlap of kernels (PDL) and parallel
+// branches. Every run has other inputs, and all variants give the same bits. Exception: with many columns fusion that
+// is not strict adds in another order. The simulated device runs the same with smaller matrices (make
 // build/sim/test-plans).
 #include "test.h"
 
@@ -155,7 +155,7 @@ static void net_begin(struct net * net, block make, const struct shape * s) {
     keep(net, x);
     net->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(net->weights, gcuda_backend_cuda_buffer_type(0));
     net->alloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(0));
-    gcuda_gallocr_set_concurrent(net->alloc, true); // or hardly a branch is free to run beside others
+    gcuda_gallocr_set_concurrent(net->alloc, true); // or hardly any branches could run concurrently
     CHECK_OK(gcuda_gallocr_alloc_graph(net->alloc, net->graph));
     for (struct gcuda_tensor * w = gcuda_get_first_tensor(net->weights); w != NULL;
          w = gcuda_get_next_tensor(net->weights, w)) {
@@ -170,7 +170,7 @@ static void net_end(struct net * net) {
     gcuda_free(net->weights);
 }
 
-// The results of a run with inputs of its own.
+// The results of a run with its own inputs.
 static void net_run(struct net * net, gcuda_backend_t backend, int run, char * out) {
     struct rng r = { (uint64_t) run };
     fill(net->x, &r, 1.0f);
@@ -184,12 +184,12 @@ static void net_run(struct net * net, gcuda_backend_t backend, int run, char * o
 
 enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, BESIDE = 8 };
 
-// The first is what others are compared with. Overlap alone is in none: what it does without CUDA graphs is seen with
-// fusion. Branches are side by side in a plan's first run, which is no CUDA graph, and in that from then on; every
-// other time with fusion.
+// The others are compared with the first. None has overlap alone: without CUDA graphs it is tested with fusion.
+// Branches run in parallel in a plan's first run, which is no CUDA graph, and in the graph afterwards; in every other
+// case with fusion.
 static const int modes[] = { 0, FUSION, GRAPHS, FUSION | GRAPHS, FUSION | OVERLAP, GRAPHS | OVERLAP,
     FUSION | GRAPHS | OVERLAP, GRAPHS | BESIDE };
-static uint64_t n_compared, n_concurrent; // n_concurrent: launches beside others, since the running test set it to 0
+static uint64_t n_compared, n_concurrent; // n_concurrent: launches on forked streams, since the test set it to 0
 
 static gcuda_backend_t backend_with(int mode, bool is_strict) {
     struct gcuda_cuda_params p;

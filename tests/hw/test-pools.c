@@ -65,7 +65,7 @@ static void blocks_of(struct gcudai_cuda * cu, bool is_vmm) {
     for (int i = 0; i < N_BLOCKS; ++i) { give(cu, first[(5 * i + 3) % N_BLOCKS]); } // in no order
     const size_t reserved = scratch_of(cu);
     CHECK_OK(take(cu, 500001, &again[0]));
-    CHECK(scratch_of(cu) == reserved); // what was there
+    CHECK(scratch_of(cu) == reserved); // as before
     give(cu, again[0]);
     CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
     CHECK(scratch_of(cu) == 0 && free_now() + 4 * MIB >= before); // 4 MiB: the driver's own

@@ -1,8 +1,8 @@
-// Products as large as those of models, the way that dispatch sends them: every type of weights, a few columns to many,
-// against float64 on all four edges of the result and on 4096 elements anywhere. Rows of the weights and columns repeat
-// after a prime number of them, so that little is made on the host and a tile that went to a wrong place still shows.
-// The simulated device runs the same with small matrices (make build/sim/test-products). Then the same products
-// replayed as CUDA graphs and by raw pointers, bit for bit.
+// Products as large as those of models, on the path that dispatch chooses: every type of weights, few to many columns.
+// Compared with float64 on all four edges of the result and on 4096 random elements. Weight rows and columns repeat
+// with a prime period, so the host makes little data and a misplaced tile still shows. The simulated device runs the
+// same with small matrices (make build/sim/test-products). Then the same products replayed as CUDA graphs and by raw
+// pointers, bit for bit.
 #include "device.h"
 #include "weights.h"
 
@@ -241,7 +241,7 @@ static void unwrite(struct gcuda_tensor * t) {
         cudaMemsetAsync(t->data, 0xff, gcuda_nbytes(t), NULL) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
 }
 
-// Columns from `first` on, which begin again behind the last one.
+// Columns from `first` on, which begin again after the last one.
 static void set_columns(const struct large * l, struct gcuda_tensor * b, int64_t first) {
     const int64_t n = gcuda_nrows(b);
     float * data = (float *) malloc(gcuda_nbytes(b));
@@ -252,8 +252,7 @@ static void set_columns(const struct large * l, struct gcuda_tensor * b, int64_t
     free(data);
 }
 
-// Experts so large that dispatch sends them to kernels by bytes or on warp groups, if there are as many slots as those
-// want.
+// Experts large enough for the INT8 or WGMMA path, given enough expert-token pairs.
 enum { EXPERTS = SIZE(8, 4), USED = 2, ID_K = SIZE(2048, 256), ID_M = SIZE(256, 20) };
 
 struct routed {
@@ -501,7 +500,7 @@ TEST(products_of_raw_pointers) { // have the bits of the nodes, on every way
         char name[96];
         memset(&l, 0, sizeof l);
         large_begin(&l, types[t], SIZE(4096, 256));
-        for (int i = 0; i < SIZE(12, 9); ++i) { // one matrix large enough for warp groups, several small ones
+        for (int i = 0; i < SIZE(12, 9); ++i) { // one matrix large enough for wgmma, several small ones
             const int64_t matrices = i < 6 ? 1 : 2;
             snprintf(name, sizeof name, "products_of_raw_pointers/%s,n=%d,matrices=%d", gcuda_type_name(l.type),
                 (int) columns[i % 6], (int) matrices);

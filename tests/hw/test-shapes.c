@@ -1,7 +1,6 @@
-// Operations on random shapes, types and layouts, on the device and on the CPU: whatever both accept gives the same,
-// and whatever is refused says why, when asked and when computed all the same: operations that a backend has no kernel
-// for, and ones that were damaged after they had been made. Thousands of cases with GCUDA_TEST_FULL (on hardware), else
-// hundreds (on the simulated device).
+// Operations on random shapes, types and layouts, on the device and on the CPU. Cases that both accept give the same
+// result. Refusals give a reason, both by supports_op and when computed: operations without a kernel, and nodes damaged
+// after construction. Thousands of cases with GCUDA_TEST_FULL (on hardware), else hundreds (on the simulated device).
 // One case again: --filter 'random/417' --seed 7. Built and run by `make test-gpu` and by tests/sim/run.py.
 #include "gcuda.h"
 #include "test.h"
@@ -870,8 +869,8 @@ static double size_of(const double * v, int64_t n) {
     return sqrt(sum / (double) (n > 0 ? n : 1));
 }
 
-// No element may be far off either, beside its row: of thousands one would not show in their sum. What is rounded to
-// few bits may have met the other side of a boundary.
+// No single element may be far off relative to its row: among thousands it would not show in their sum. Values rounded
+// to few bits may fall on the other side of a boundary.
 static void compare_elements(
     const char * name, double max_nmse, const struct result * want, const struct result * got) {
     const double all = size_of(want->v, want->n), digits = got->type == GCUDA_TYPE_BF16  ? 1.0 / 128

@@ -1,6 +1,6 @@
-// Sizes from which an operation goes another way on a device (rows in turns, products of copies), against the CPU
-// backend: too large for test-ops, whose references are loops in double. The simulated device runs the same with small
-// ones. A size is enough for 170 multiprocessors.
+// Sizes from which an operation takes another path on a device (two-pass rows, products of copies), against the CPU
+// backend. They are too large for test-ops, whose references are loops in double. The simulated device runs small ones.
+// Sizes suffice for 170 SMs.
 #include "gcuda.h"
 #include "test.h"
 
@@ -56,7 +56,7 @@ static struct gcuda_tensor * timesteps(struct gcuda_context * ctx, struct gcuda_
     return gcuda_timestep_embedding(ctx, a, 321, 10000);
 }
 
-// ---- depthwise convolutions that have no form of their own: tiles in shared memory, or four channels of a thread ----
+// ---- depthwise convolutions without a special kernel: tiles in shared memory, or four channels of a thread ----
 static struct gcuda_tensor * dw_wide(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     return gcuda_conv_2d_dw_direct(ctx, a, b, 1, 1, 3, 3, 1, 1);
 }
@@ -106,7 +106,7 @@ static struct gcuda_tensor * rope_half(struct gcuda_context * ctx, struct gcuda_
     return gcuda_rope(ctx, a, gcuda_cast(ctx, b, GCUDA_TYPE_I32), (int) a->ne[0] / 2, GCUDA_ROPE_TYPE_NORMAL);
 }
 
-// ---- rows longer than the cache has room for, more of them than multiprocessors; the gradient is the first label ----
+// ---- rows longer than the cache, more of them than SMs; the gradient is the first label ----
 static struct gcuda_tensor * loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     return gcuda_cross_entropy_loss_back(ctx, gcuda_view_1d(ctx, b, 1, 0), a, b);
 }
@@ -172,7 +172,7 @@ static void fill(struct gcuda_tensor * t, uint64_t seed, float size) {
     free(data);
 }
 
-// What the backend makes of the case, to be freed; NULL: a failed check has said why.
+// The backend's result of the case, to be freed; NULL: a failed check has reported why.
 static float * computed(const struct sizes * c, gcuda_backend_t backend, int64_t * n) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(params);

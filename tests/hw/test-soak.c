@@ -1,10 +1,10 @@
-// A decoder block with experts, again and again with other batches, KV lengths and positions: through graph_compute and
-// its bounded cache of plans, through an explicit plan that is updated, and through a scheduler with two copies, as
-// CUDA graphs; graphs, plans, schedulers and backends are made and freed in between. Memory of device and host and the
-// number of handles must stay what they were after a warm-up. GCUDA_TEST_SOAK_S says for how many seconds (3; with
-// GCUDA_TEST_FULL 20); half an hour shows what creeps. GCUDA_TEST_SOAK_SHARED: between the warm-up and the end other
-// programs use the device too, and what it has taken as a whole, theirs with it, is held to the bound at the end alone.
-// Also runs on the simulated device (make build/sim/test-soak).
+// A decoder block with experts, computed repeatedly with other batches, KV lengths and positions. It runs through
+// graph_compute and its bounded cache of plans, through an explicit plan that is updated, and through a scheduler with
+// two copies, as CUDA graphs. Graphs, plans, schedulers and backends are made and freed in between. Memory of device
+// and host and the number of handles must stay what they were after a warm-up. GCUDA_TEST_SOAK_S: seconds (3; with
+// GCUDA_TEST_FULL 20); half an hour reveals slow leaks. GCUDA_TEST_SOAK_SHARED: other programs use the device between
+// the warm-up and the end. Its memory in use, including theirs, is then checked at the end alone. Also runs on the
+// simulated device (make build/sim/test-soak).
 #include "gcuda.h"
 #include "test.h"
 
@@ -95,7 +95,7 @@ static void model_end(struct model * m) {
     gcuda_free(m->ctx);
 }
 
-// The reference goes on from what the device's cache holds. What the graph writes there, it writes itself as well.
+// The reference continues from the contents of the device's cache. It writes the same entries as the graph.
 static void take_cache(const struct model * from, struct model * to) {
     static char data[(size_t) KV_WIDTH * N_CTX * 2];
     for (int i = 0; i < N_LAYERS; ++i) {
@@ -183,7 +183,7 @@ static void job_end(struct job * j) {
     memset(j, 0, sizeof *j);
 }
 
-// Inputs of a run: tokens at positions of its own, which see what lies before them.
+// Inputs of a run: tokens at other positions, which see all earlier ones.
 static void job_fill(struct job * j, uint64_t run) {
     static float x[WIDTH * MOST_TOKENS];
     static int32_t pos[MOST_TOKENS];
@@ -203,7 +203,7 @@ static void job_fill(struct job * j, uint64_t run) {
 
 // ---- what computes ----
 
-struct slot { // a graph with memory of its own, as large as any needs
+struct slot { // a graph with separate memory, enough for the largest
     struct job job;
     gcuda_gallocr_t alloc;
 };
@@ -211,7 +211,7 @@ struct slot { // a graph with memory of its own, as large as any needs
 struct soak {
     struct rng rng;
     struct model device, host;
-    gcuda_backend_t cuda, behind, cpu; // behind: the scheduler's
+    gcuda_backend_t cuda, behind, cpu; // the second: the scheduler's
     gcuda_backend_buffer_type_t buft;
     struct slot slots[N_SLOTS], planned[2], reference;
     int i_planned;                 // the one that the plan computes
@@ -346,7 +346,7 @@ static gcuda_backend_sched_t sched_new(struct soak * k) {
     return sched;
 }
 
-// Two runs under way; what the second gives is looked at. The last node is the CPU's.
+// Two runs in flight; the second one's result is checked. The last node is the CPU's.
 static void sched_run(struct soak * k, gcuda_backend_sched_t sched, struct job * j) {
     for (int i = 0; i < 2; ++i) {
         job_fill(j, ++k->n_runs);

@@ -1,6 +1,6 @@
-// Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not.
-// On a device, or with kernels, without them only that they are refused. And a few blocks of every kernel that
-// multiplies in tiles, or vectors on tensor cores.
+// Large products with wgmma, by their launcher: cases that dispatch sends there and edges that it does not. Without
+// wgmma on the device or in the build, only refusals are tested. Also a few blocks of every kernel that multiplies in
+// tiles, or vectors on tensor cores.
 #include "device.h"
 #include "products.h"
 #include "weights.h"
@@ -65,7 +65,7 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
         for (int64_t k = 0; k < p->a.ne[0]; ++k) {
             const double term = (double) w[k] * x[k];
             sum += term;
-            results += term * term; // what the square of a sum of so many signs is on average
+            results += term * term; // the mean square of a sum of k signs
         }
         const double error = y[(size_t) n * p->y.nb[1] / sizeof(float) + (size_t) m] - sum;
         errors += error * error;
@@ -73,7 +73,7 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
     }
     CHECK_MSG(errors <= bound * results, "NMSE %g, allowed %g", errors / results, bound);
     CHECK_MSG(most <= 8.0 * sqrt(bound * results / N), "error %g, rms %g", most, sqrt(results / N));
-    for (int64_t n = 0; n < p->b.ne[1]; ++n) { // what lies between columns of the result is the caller's
+    for (int64_t n = 0; n < p->b.ne[1]; ++n) { // bytes between columns of the result are the caller's
         for (size_t m = (size_t) p->a.ne[1]; m < p->y.nb[1] / sizeof(float); ++m) {
             uint32_t bits;
             memcpy(&bits, y + (size_t) n * p->y.nb[1] / sizeof(float) + m, sizeof bits);
@@ -166,7 +166,7 @@ TEST(every_type_and_every_edge) {
             product(types[t], GCUDA_TYPE_F32, s, 1.0);
         }
     }
-    if (!is_there) { test_skip("no kernels for warp groups, which were refused"); }
+    if (!is_there) { test_skip("no wgmma kernels, which were refused"); }
 }
 
 static int multiprocessors(void) {
@@ -175,23 +175,23 @@ static int multiprocessors(void) {
     return n;
 }
 
-// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: a block on every
-// second multiprocessor.
+// So few row tiles that tiles of 128 columns need a second round of blocks, and tiles of 256 columns do not: a block on
+// every second SM.
 static int64_t rows_of_wide_tiles(void) { return (multiprocessors() / 4 + 1) * 256 - 126; }
 
-// The kernel of weights in blocks that has tiles of so many columns.
+// The kernel of quantized weights with tiles of `width` columns.
 static void product_of_width(int width, enum gcuda_type type, struct shape s) {
     const struct gcuda_mul_mat_args p = product_of(type, GCUDA_TYPE_F32, s);
     CHECK_EQ_I(product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form, width);
     product(type, GCUDA_TYPE_F32, s, 1.0);
 }
 
-// Of warp groups, floats that are rounded or multiplied as they lie included. Few tiles are cut into parts of 512
-// elements of k, which are more steps than the rings have slots; as many as of 256 columns are not cut.
+// Products with wgmma, also of floats that are rounded or multiplied unconverted. Few tiles get split-K parts of 512
+// elements of k, which are more steps than the pipelines have stages; as many as of 256 columns get none.
 TEST(few_blocks_of_every_width) {
     const struct shape wide = { 768, rows_of_wide_tiles(), 250, 0 };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
@@ -199,7 +199,7 @@ TEST(few_blocks_of_every_width) {
         some.n = 140, many.k = whole_rows(types[t], wide.k);
         if (gcuda_is_quantized(types[t])) {
             const struct gcuda_mul_mat_args p = product_of(types[t], GCUDA_TYPE_F32, some);
-            // of few multiprocessors none is idle with one wide tile
+            // with few SMs none is idle with one wide tile
             if (product_layout(GCUDA_MUL_MAT_WGMMA, &p, 1).form != 128) { some.n = 100; }
             product_of_width(64, types[t], few);
             product_of_width(128, types[t], some);
@@ -213,8 +213,7 @@ TEST(few_blocks_of_every_width) {
     }
 }
 
-// In tiles steps are shared out to all blocks that the device has at once: so many that each has six, two more than its
-// ring has slots.
+// Steps of tiles are distributed over all resident blocks: each gets six, two more than its pipeline has stages.
 TEST(few_blocks_with_full_rings) {
     const int64_t n_tiles = (6 * 2 * multiprocessors() + 31) / 32; // of 32 steps
     // the latter: one block each
@@ -246,7 +245,7 @@ TEST(few_blocks_of_every_kind) {
     const struct gcuda_mul_mat_args halves = product_of(GCUDA_TYPE_F16, GCUDA_TYPE_F16, in_parts);
     CHECK(product_scratch(GCUDA_MUL_MAT_GEMM, &halves, NULL) > 0); // sums of parts
     if (gcuda_has_warp_groups()) {
-        // two blocks on a multiprocessor
+        // two blocks per SM
         CHECK(product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).n_splits > 1 &&
               product_layout(GCUDA_MUL_MAT_WGMMA, &blocks, 1).form == 64);
         product(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts, 1.0);
@@ -262,7 +261,7 @@ TEST(few_blocks_of_every_kind) {
 TEST(depths_between_steps) { // floats in rows of eights, blocks of 32 in rows that are not whole slabs
     static const int64_t ks[] = { 8, 40, 64, 96, 128, 160, 192, 320, 1000, 4104, 8200, 16400 };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (size_t i = 0; i < sizeof ks / sizeof ks[0]; ++i) {
@@ -278,7 +277,7 @@ TEST(depths_between_steps) { // floats in rows of eights, blocks of 32 in rows t
 TEST(sizes_of_activations) {
     static const double scales[] = { 1e5, 1e-6, 1e30, 1e-30 };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 4; ++i) {
@@ -291,7 +290,7 @@ TEST(sizes_of_activations) {
 TEST(sizes_of_activations_of_every_type) { // with few columns and with many
     static const double scales[] = { 1.0, 1e5, 1e-6, OUTLIERS };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
@@ -307,7 +306,7 @@ TEST(sizes_of_activations_of_every_type) { // with few columns and with many
 TEST(many_tiles_and_parts) { // more than the device has at once, and parts of k
     static const struct shape shapes[] = { { 14336, 1024, 512, 0 }, { 4096, 4096, 500, 0 }, { 1024, 9000, 1100, 1 } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 3; ++i) {
@@ -365,7 +364,7 @@ static void group(enum gcuda_type type, const int64_t * m, int n_args, int64_t k
 TEST(groups_of_products) {
     static const int64_t heights[][3] = { { 4096, 1024, 1024 }, { 300, 77, 1000 }, { 256, 512, 1 } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 3; ++i) {
@@ -375,7 +374,7 @@ TEST(groups_of_products) {
     }
 }
 
-// ---- steps behind the sums ----
+// ---- epilogues ----
 enum { BIAS = 1, FACTOR = 2, SCALE = 4, RESIDUAL = 8, IN_PLACE = 16, OF_COLUMNS = 32, ACROSS = 64 };
 
 static void chained(struct gcuda_chain_args * c, enum gcuda_op op, const struct gcuda_array * b) {
@@ -384,7 +383,7 @@ static void chained(struct gcuda_chain_args * c, enum gcuda_op op, const struct 
     if (b != NULL) { s->b = *b; }
 }
 
-// Rows of floats on the device, with gaps between columns; ACROSS: rows are what lies apart.
+// Rows of floats on the device, with gaps between columns; ACROSS: with gaps between rows.
 static struct gcuda_array floats_on_device(int64_t ne0, int64_t ne1, int pad, bool is_across, struct rng * r) {
     struct gcuda_array a = matrix(GCUDA_TYPE_F32, is_across ? ne1 : ne0, is_across ? ne0 : ne1,
         (size_t) ((is_across ? ne1 : ne0) + pad) * sizeof(float));
@@ -399,7 +398,7 @@ static struct gcuda_array floats_on_device(int64_t ne0, int64_t ne1, int pad, bo
     return a;
 }
 
-// The bits of the product and of the steps by themselves, in one kernel behind it. glu COUNT: no activation.
+// Bits of the product followed by the epilogue in a separate kernel. glu COUNT: no activation.
 static void with_steps(
     enum gcuda_type type, struct shape s, int flags, enum gcuda_glu_op glu, enum gcuda_unary_op unary) {
     struct gcuda_mul_mat_args p;
@@ -461,7 +460,7 @@ static void with_steps(
             const int64_t at = i * (s.m + s.pad) + m;
             uint32_t bits;
             memcpy(&bits, &got[1][at], sizeof bits);
-            // behind: the caller's
+            // past the end: the caller's
             n_other += m < s.m ? memcmp(&got[0][at], &got[1][at], sizeof(float)) != 0 : bits != 0xffffffffu;
         }
     }
@@ -492,7 +491,7 @@ TEST(steps_behind_sums) { // every type, k in one part and in several, rows and 
     static const int flags[] = { BIAS, RESIDUAL, BIAS | RESIDUAL | IN_PLACE, BIAS | FACTOR | SCALE | RESIDUAL,
         BIAS | FACTOR | OF_COLUMNS, SCALE | RESIDUAL | ACROSS, RESIDUAL | IN_PLACE };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     int n = 0;
@@ -508,7 +507,7 @@ TEST(steps_of_small_products) { // few enough for compute-sanitizer; more items 
     static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 },
         { 256, 34300, 20, 0 } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 4; ++i) {
@@ -521,7 +520,7 @@ TEST(steps_of_small_products) { // few enough for compute-sanitizer; more items 
 TEST(steps_of_every_kind) { // several items for each block, and parts of k
     static const struct shape shapes[] = { { 512, 8200, 2048, 0 }, { 2048, 4096, 512, 0 } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 2; ++i) {
@@ -622,7 +621,7 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
 TEST(few_blocks_that_round) { // few enough for compute-sanitizer
     static const struct shape shapes[] = { { 512, 40, 20, 0 }, { 256, 130, 130, 1 } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 2; ++i) {
@@ -638,7 +637,7 @@ TEST(columns_rounded_where_they_are_made) {
         { 14336, 4096, 512, 0 }, { 1024, 511, 130, 1 } };
     static const enum gcuda_type some[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_Q8_0 };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < 4; ++t) {
@@ -669,7 +668,7 @@ static int32_t id_of(struct experts s, int64_t slot, struct rng * r) {
     }
 }
 
-// Slots at both ends, then any, against float64; zeros where there is no expert; what lies between columns is the
+// Pairs at both ends, then random ones, against float64; zeros for missing experts; bytes between columns are the
 // caller's.
 static void compare_experts(const struct experts * s, enum gcuda_type type, const char * a, const float * b,
     const int32_t * ids, const float * y, struct rng * r) {
@@ -812,7 +811,7 @@ TEST(experts_of_every_type) {
     static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
         { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 200, 0, FEW }, { 64, 128, 4, 2, 2, 100, 3, SAME } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
@@ -825,7 +824,7 @@ TEST(experts_of_every_type) {
 TEST(sizes_of_activations_of_experts) {
     static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 256, 40, 9, 3, 3, 70, 1, RISING } };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
@@ -841,7 +840,7 @@ TEST(experts_of_models) { // several items for each block
         { 2880, 2880, 32, 4, 1, 512, 0, BAD } };
     static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4 };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int i = 0; i < 4; ++i) {
@@ -852,7 +851,7 @@ TEST(experts_of_models) { // several items for each block
 TEST(few_blocks_of_experts) { // few enough for compute-sanitizer
     const struct experts s = { 576, 130, 4, 2, 1, 20, 1, BAD };
     if (!gcuda_has_warp_groups()) {
-        test_skip("no kernels for warp groups");
+        test_skip("no wgmma kernels");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {

@@ -840,8 +840,8 @@ def program_perplexity(run):
 
 
 def device_perplexity(run):
-    """Perplexity on a device and on the CPU: in F32 arithmetic, of 64 tokens. As used of 2,000 on a GPU; the simulated one takes too long for
-    so many, and roundings of 64 tokens differ by more than the bound."""
+    """Perplexity on a device and on the CPU: in F32 arithmetic, of 64 tokens. As used: of 2,000 on a GPU; the simulated one would take too
+    long, and roundings of 64 tokens differ by more than the bound."""
     reference_program = os.path.join(ROOT, "build", "llm")
     is_simulated = os.path.basename(os.path.dirname(os.path.abspath(run.args.program))).startswith("sim")
     cases = [(64, ("--kv", "f32", "--exact"))]

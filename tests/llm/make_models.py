@@ -5,7 +5,7 @@
 
 A file has the real structure of its architecture (grouped heads, windows, norms, biases, sinks, experts, rope factors, tied or own
 output) in sizes that a numpy forward pass takes milliseconds for, and a vocabulary trained on corpus.txt: byte pairs (trained here),
-SentencePiece (by its own trainer; FILE.model is beside the file) or WordPiece.
+SentencePiece (by its own trainer; FILE.model is next to the file) or WordPiece.
 """
 import argparse
 import collections
@@ -232,7 +232,7 @@ def gemma_vocab():
 # ---- tensors ----
 
 class Maker:
-    """Random tensors of one file. Each name has numbers of its own: adding a tensor changes no other."""
+    """Random tensors of one file. Each name has its own numbers: adding a tensor changes no other."""
 
     def __init__(self, name, kind):
         self.seed, self.kind, self.tensors = zlib.crc32(name.encode()), kind, {}

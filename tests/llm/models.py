@@ -99,7 +99,7 @@ def realesr():
 
 
 def f32_copy(path):
-    """The same model with every tensor in F32, beside the original in the cache: products of it are F32 arithmetic."""
+    """The same model with every tensor in F32, next to the original in the cache: products of it are F32 arithmetic."""
     import gguf
     import numpy as np
     out = path[:-len(".gguf")] + ".F32.gguf"

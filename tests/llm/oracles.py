@@ -4,7 +4,7 @@
     oracle.encode(text, special=False)     ids, without bos and eos; special: names of control tokens become those
     oracle.render(messages, True)          the chat as the template in the file says
 
-For SentencePiece the model that the vocabulary came from is beside the file, with the ending .model (make_models.py).
+For SentencePiece the model that the vocabulary came from is next to the file, with the ending .model (make_models.py).
 """
 import functools
 import os

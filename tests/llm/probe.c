@@ -5,18 +5,18 @@
 // is the status, the number of bytes (both int32) and the bytes: the result, or the message of what failed. Numbers are
 // in the machine's byte order, logits float32.
 //
-//     load BACKEND PATH                  "-": the backend that the library chooses; a number: so many GPUs. Frees what
+//     load BACKEND PATH                  "-": the backend that the library chooses; a number of GPUs. Frees what
 //                                        was loaded before
 //     session CTX SEQS CHUNK OUTPUTS THREADS KV EXACT    KV: a gcuda_type, -1: the default
 //     info                               name=value lines
-//     tokenize FLAGS BYTES               and so many bytes of text; answers ids
+//     tokenize FLAGS BYTES               and that number of bytes of text; answers ids
 //     detokenize SPECIAL N               and N ids; answers bytes
 //     ends N                             and N ids; answers a byte for each: llm_token_is_end
 //     eval N                             and N tokens, N sequences, N bytes: wanted; answers the logits of those wanted
 //     greedy SEQ N                       answers N ids, each sampled and evaluated
 //     embed N                            and N ids; answers the vector
 //     keep SEQ N / truncate SEQ N / copy SEQ SEQ / shift SEQ KEEP DROP / length SEQ     keep: and N tokens
-//     save / restore BYTES               restore: and so many bytes
+//     save / restore BYTES               restore: and that number of bytes
 //     chat OPEN TOKENS N                 and for each message role, blank, length of the content, newline, content;
 //                                        text or ids
 #include "gcuda.h"

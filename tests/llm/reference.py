@@ -253,7 +253,7 @@ class Model:
         return theta * (scale * (1 - ramp) + ramp), magnitude
 
     def yarn_range(self, base):
-        def pair(turns):  # the pair that makes so many turns over the original context
+        def pair(turns):  # the pair that makes this number of turns over the original context
             return self.n_rot * np.log(self.n_ctx_orig / (turns * 2 * np.pi)) / (2 * np.log(base))
         low = np.floor(pair(self.f.own("rope.scaling.yarn_beta_fast", 32.0)))
         high = np.ceil(pair(self.f.own("rope.scaling.yarn_beta_slow", 1.0)))

@@ -243,8 +243,8 @@ static int64_t size_of(const struct preset * p, char c) {
     }
 }
 
-// As such files have them: Q4_K_M gives values and the matrices that end a block 6 bits in the first and last eighth of
-// the layers and in every third between; the output matrix has 6 bits in both.
+// Types as in usual files. Q4_K_M gives 6 bits to values and to the last matrix of a block, in the first and last
+// eighth of the layers and in every third between. The output matrix has 6 bits in both.
 static enum gcuda_type type_of(const struct preset * p, char kind, int64_t layer) {
     const int64_t eighth = p->layers / 8;
     const bool has_more_bits = layer < eighth || layer >= 7 * p->layers / 8 || (layer - eighth) % 3 == 2;

@@ -512,7 +512,7 @@ def dequantize_here(name, blocks):
 
 
 def same_floats(got, want):
-    zero = (got == 0) & (want == 0)  # the sign of a zero is nobody's promise
+    zero = (got == 0) & (want == 0)  # the sign of a zero is not specified
     return (got.view(np.uint32) == want.view(np.uint32)) | zero
 
 

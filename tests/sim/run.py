@@ -11,21 +11,21 @@
            small language models of every architecture against numpy; 20 orders of threads and streams over a sample of operations, 8 over
            networks;
            AddressSanitizer and UBSan on a sample of the simulator's tests, on graphs that come and go (test-lifetimes, 30 s) and on a
-           twelfth of all cases, in an order of threads of its own, where half of the kernels' parts has the former and a quarter both;
+           twelfth of all cases, in another order of threads, where half of the kernels' parts has the former and a quarter both;
            ThreadSanitizer, but in kernels, on the tests with several threads;
            compiled for compute capability 7.5 or 8.0, half of products, convolutions and scans, and a fortieth of all cases. Which parts,
            order and capability comes from --seed, which is printed;
            without all that the switches GCUDA_KERNEL_NO_... leave out, kernels and implementation alike
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
-           under AddressSanitizer, test-lifetimes for ten minutes, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and
+           under AddressSanitizer, test-lifetimes for ten minutes, and compiled, besides 9.0, for the compute capabilities 6.1, 7.5 and
            8.0, with a third of all cases, all families that ask for the capability and 100 orders for each
 
-The groups (GROUPS below) can run side by side: each builds in folders of its own. --jobs: programs at a time. On a machine with
-many processors `--level full --jobs 16` runs the groups side by side and what goes over all cases in parts.
+The groups (GROUPS below) can run in parallel: each builds in separate folders. --jobs: programs at a time. On a machine with
+many processors `--level full --jobs 16` runs the groups in parallel, and runs over all cases in parts.
 
-Level full takes half a day of processor time. With --journal FILE each command that has passed is written there, and one that stands
-there, of the same sources, is not run again but counted: a run that was cut off goes on where it was, and parts of it may
-run on several machines whose journals are then joined (they are lines). Such runs need the same --seed.
+Level full takes half a day of processor time. With --journal FILE each command that has passed is written there. A listed command of
+the same sources is counted and not run again. So an interrupted run can be continued, and parts of it may run on several machines
+whose journals are then joined (they are lines). Such runs need the same --seed.
 """
 import argparse
 import concurrent.futures
@@ -57,7 +57,7 @@ TSAN = "-O1 -g1 -fsanitize=thread"
 TSAN_QUICK = "-O0 -g1 -fsanitize=thread"  # at level ci: the programs run for seconds and took five times as long to compile
 ASAN_ENV = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the simulator handles SIGSEGV
-CAPABILITIES = [610, 750, 800]  # beside 9.0, which everything else is compiled for
+CAPABILITIES = [610, 750, 800]  # besides 9.0, for which everything else is compiled
 CI_CAPABILITIES = [750, 800] # of which level ci takes one: products in tiles begin with 8.0
 NOT_OLDER = ["test-strips", "test-sm90"] # the former stands in for kernels of 9.0a; elsewhere the same products go to the simulated cuBLAS (not over in 800 s)
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
@@ -72,10 +72,10 @@ EVERYTHING = [(p, "") for p in PROGRAMS]
 # test-strips and the table of operations go through as well. All that make functions fail stay: each must have failed.
 SLOW = ["test-attention", "test-chunks", "test-experts", "test-fusion", "test-lifetimes", "test-plans", "test-products", "test-soak", "test-transformer", "test-sim", "test-sim-graph", "test-sim-memory", "test-sim-mma",
         "test-sm90", "test-gemm", "test-sizes", "test-warp-groups"]
-FULL_PARTS = 64 # of all cases, where programs run side by side
+FULL_PARTS = 64 # of all cases, where programs run in parallel
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
-# what takes minutes even so: tests, with as many seeds as GCUDA_TEST_SEEDS says, and operations in so many commands each
+# what takes minutes even so: tests, with as many seeds as GCUDA_TEST_SEEDS says, and operations in this number of commands each
 IN_PARTS = {"test-sched": {"experts": 8, "split_experts": 8, "transformer": 2, "split_transformer": 2, "transformer_in_blocks": 2,
                            "split_transformer_in_blocks": 2, "experts_of_one_token": 4},
             "test-ops": {"mul_mat_batches": 4}}
@@ -181,7 +181,7 @@ class Sum:
 
     def build(self, targets, *variables):
         start = time.monotonic()
-        n_jobs = max(2, (os.cpu_count() or 1) // 2, self.n_workers)  # the groups, and other jobs, run beside this
+        n_jobs = max(2, (os.cpu_count() or 1) // 2, self.n_workers)  # the groups, and other jobs, run concurrently
         folder = os.path.join(ROOT, os.path.dirname(targets[0]))
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "lock"), "w") as lock: # another group, or job, may want the plain kernels at the same time
@@ -279,11 +279,11 @@ class Variant:
                               *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=9600, **env)
 
     def turn(self, n_parts):
-        """One of so many parts, another one each time. Not the lowest bit of the seed, which chooses other things."""
+        """One of n_parts parts, by the seed, without its lowest bit, which chooses other things."""
         return self.total.seed // 2 % n_parts
 
     def operations(self, names, device="CUDA0", n_turns=1, **env):
-        """n_turns: one of so many parts of the cases."""
+        """n_turns: one of this number of parts of the cases."""
         for name in names:
             if name:
                 n = n_turns if n_turns > 1 else IN_PARTS["test-ops"].get(name, 1) if self.total.in_parts else 1
@@ -536,7 +536,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1, help="of what differs from run to run, above 0")
     args = parser.parse_args()
-    # of one group one program at a time, beside other groups and jobs
+    # of one group one program at a time, concurrently with other groups and jobs
     chosen = args.group.split(",")
     if any(name not in GROUPS for name in chosen):
         parser.error("groups are " + ",".join(GROUPS))

@@ -1,7 +1,7 @@
 // sim-sm90.h - a part of sim.cpp: the instructions of include/sim_sm90.h, which is what to read first.
 //
 // What ends a kernel with a message that names it, the block and the thread:
-//   deadlock         nobody can go on and no copy is in flight: what each thread waits for
+//   deadlock         no thread can continue and no copy is in flight: what each thread waits for
 //   mbarrier         one that is not initialised, not fenced or overwritten; more arrivals than it has; a block that
 //                    ends with bytes expected
 //   copies           alignment; two in flight to the same bytes; one into bytes that a wgmma in flight still reads;
@@ -10,9 +10,9 @@
 //   wgmma            no fence; warps of a warpgroup that differ; descriptors that point outside or whose swizzle begins
 //                    elsewhere; operands whose copy has not landed, that were written without d_fence_async, or that
 //                    change before the wait; accumulators that are touched before it; threads that end without it
-// Not seen: which thread it was that left out d_fence_async, when any thread of the block has called it since; order of
-// memory that mbarriers give (all threads see one memory); which registers setmaxnreg leaves; registers of a that
-// change after wgmma has been issued.
+// Not detected: a thread without d_fence_async, if another thread of the block has called it since. Memory order that
+// mbarriers give (all threads see one memory). Registers that setmaxnreg leaves. Registers of a that change after wgmma
+// has been issued.
 
 static const uint32_t SIM_MAP_MAGIC = 0x70614d54;
 static const uint32_t IN_FLIGHT = 0x7fe5a5a5; // of accumulators: NaN
@@ -35,9 +35,8 @@ struct flight { // a copy into shared memory that has not landed
 };
 
 struct bulk_store { // from shared memory
-    bool is_box, is_read;
+    bool is_read;
     char * to;
-    tensor_box box;
     uint32_t from;
     std::vector<char> bytes;
 };
@@ -57,7 +56,7 @@ struct pending_wgmma {
 
 struct async_lane {
     bool has_fence;
-    int n_open;             // wgmmas behind the last commit
+    int n_open;             // wgmmas after the last commit
     std::vector<int> n_ops; // of each group that is committed and not yet waited for
     std::vector<pending_wgmma> ops;
     std::vector<accumulators> sums;
@@ -173,7 +172,7 @@ static std::string what_it_waits_for(const lane & l) {
     }
 }
 
-// Of a kernel in which nobody can go on.
+// Reports a kernel in which no thread can continue.
 static std::string what_all_wait_for() {
     std::string text = kernel_name(b.kernel) + ": deadlock";
     for (int k = 0; k < b.n_blocks; ++k) {
@@ -591,31 +590,18 @@ static void land_copies_of(const lane * l) {
 }
 
 // ---- stores: shared memory is read, then global memory written, as late as the waits allow ----
-static void begin_store(bulk_store x, uint32_t n_bytes, uint32_t multiple) {
-    block_of_cluster & block = *b.here->block;
-    check_shared(block, x.from, n_bytes, multiple, "a store");
-    (void) view_of(block);
-    for (uint32_t i = 0; i < n_bytes; i += 16) { look_at(block, x.from + i, "a store"); }
-    x.bytes.assign(block.shared + x.from, block.shared + x.from + n_bytes);
-    async_here().stores.push_back(std::move(x));
-}
-
 void sim_tma_store(void * to, uint32_t from, int n_bytes) {
     if (n_bytes <= 0 || n_bytes % 16 != 0 || (uintptr_t) to % 16 != 0) {
         fail_here("a bulk store of %d bytes to %p: both are multiples of 16", n_bytes, to);
     }
+    block_of_cluster & block = *b.here->block;
+    check_shared(block, from, (uint32_t) n_bytes, 16, "a store");
+    (void) view_of(block);
+    for (uint32_t i = 0; i < (uint32_t) n_bytes; i += 16) { look_at(block, from + i, "a store"); }
     bulk_store x = {};
     x.to = (char *) to, x.from = from;
-    begin_store(std::move(x), (uint32_t) n_bytes, 16);
-}
-
-void sim_tma_store_box_at(const void * map, int rank, const int * at, uint32_t from) {
-    bulk_store x = {};
-    x.is_box = true;
-    x.box = tensor_box_of(map, rank, at);
-    x.from = from;
-    const uint32_t n = box_bytes(x.box.map);
-    begin_store(std::move(x), n, 128);
+    x.bytes.assign(block.shared + from, block.shared + from + n_bytes);
+    async_here().stores.push_back(std::move(x));
 }
 
 void sim_tma_commit() {
@@ -625,23 +611,13 @@ void sim_tma_commit() {
     a.n_stores.push_back(n);
 }
 
+static void write_store(const bulk_store & x) { memcpy(x.to, x.bytes.data(), x.bytes.size()); }
+
 static void read_store(bulk_store & x) {
     if (memcmp(b.here->block->shared + x.from, x.bytes.data(), x.bytes.size()) != 0) {
         fail_here("shared memory at %u was written before the store that was to read it had", x.from);
     }
     x.is_read = true;
-}
-
-static void write_store(const bulk_store & x) {
-    if (!x.is_box) {
-        memcpy(x.to, x.bytes.data(), x.bytes.size());
-        return;
-    }
-    for_each_piece_of(x.box, [&](uint32_t at, char * to, int first, int end) {
-        const char * from = &x.bytes[swizzled(x.from + at, x.box.map.swizzle) - x.from];
-        const int size = x.box.map.size;
-        if (first < end) { memcpy(to + first * size, from + first * size, (size_t) ((end - first) * size)); }
-    });
 }
 
 void sim_tma_wait(int n_pending, bool only_reads) {
@@ -680,8 +656,8 @@ void sim_named_barrier(int id, int n_threads, bool waits) {
     }
 }
 
-// A block has the registers that it was launched with, here as many as __launch_bounds__ with one block on a
-// multiprocessor allow. What warpgroups take beyond what others give never comes.
+// A block has the registers that it was launched with: here the maximum that __launch_bounds__ allows for one block per
+// SM. A warpgroup that requests more than others release waits forever.
 void sim_set_registers(int n, bool) {
     enum { OF_MULTIPROCESSOR = 65536, OF_THREAD = 256 };
     block_of_cluster & block = *b.here->block;
@@ -1001,7 +977,7 @@ static void check_end_of_thread() {
     forget(a);
 }
 
-// Of a block whose threads are all over.
+// Checks a block whose threads have all finished.
 static std::string what_is_left(const block_of_cluster & block) {
     for (const auto & m : block.mbarriers) {
         if (m.second.n_bytes != 0) {

@@ -1,9 +1,9 @@
 // sim.cpp - the simulated device: a CUDA runtime, streams, kernels and a little cuBLAS on the CPU, for tests only.
 //
-// Kernels run one at a time, block by block. A thread of a block is a call of the kernel; it runs through to its end
-// or to a barrier or warp operation, where its stack is set aside (a fiber) and another thread goes on. Streams are
-// queues that nobody works off until a call has to wait, or a draw says so: what runs next is drawn among all that
-// CUDA would allow. A missing event or synchronisation therefore shows as a wrong result for many seeds.
+// Kernels run one at a time, block by block. A thread of a block is a call of the kernel. It runs to its end or to a
+// barrier or warp operation, where its stack is saved (a fiber) and another thread continues. Streams are queues whose
+// work runs when a call has to wait, or at random times. The next item is drawn from all that CUDA would allow. So a
+// missing event or synchronization shows as a wrong result for many seeds.
 //
 // CONTENTS
 //   >>state      devices, memory, streams, faults; one lock around all of it
@@ -88,7 +88,7 @@ struct launch_of_kernel {
     dim3 grid, block;
     size_t shared_bytes;
     sim_arguments arguments;
-    bool is_overlapped; // with the kernel before it: all its threads have to wait
+    bool is_overlapped; // with the previous kernel: all its threads have to wait
     int cluster;        // blocks of a cluster; 0: the kernel says it alone
 };
 
@@ -98,7 +98,7 @@ struct operation {
     std::function<void()> run;
     uint64_t cost_ns;                   // on the simulated clock
     std::function<bool()> ready;        // empty: always
-    std::shared_ptr<record> wait, mark; // waits for it; is done with it
+    std::shared_ptr<record> wait, mark; // waits for it; is recorded when it has finished
     uint64_t number;                    // counts all operations in the order they were queued
     uint64_t queued_ns;
 };
@@ -430,7 +430,7 @@ sim_switch_stack:
 static void raw_switch(context & from, context & to) { sim_switch_stack(&from.sp, to.sp); }
 
 static void raw_prepare(fiber & f, void (*entry)()) {
-    void ** top = (void **) (f.stack + STACK_BYTES) - 1; // a return address, unused, aligned as behind a call
+    void ** top = (void **) (f.stack + STACK_BYTES) - 1; // a return address, unused, aligned as after a call
     top[0] = nullptr;
     top[-1] = (void *) entry;
     f.c.sp = top - 7; // six registers below it
@@ -447,11 +447,11 @@ static void raw_prepare(fiber & f, void (*entry)()) {
 }
 #endif
 
-static context main_context; // of whoever runs a kernel
+static context main_context; // of the thread that runs a kernel
 static context * came_from;  // the last one left
 #if defined(SIM_TSAN)
-// To ThreadSanitizer all threads of kernels are one: they take turns, so that it has nothing to find among them, and
-// being told of a turn takes it far longer than the turn.
+// To ThreadSanitizer all threads of kernels are one. They run alternately, so it has nothing to find among them, and
+// reporting a switch takes far longer than the switch.
 static void *tsan_kernels, *tsan_caller;
 #endif
 
@@ -487,7 +487,7 @@ static void fiber_prepare(fiber & f) {
     raw_prepare(f, fiber_main);
 }
 
-// A page below that nobody may touch stops a stack that grows too deep.
+// A protected page below stops a stack that grows too deep.
 static fiber * fiber_new() {
     const size_t page = (size_t) sysconf(_SC_PAGESIZE);
     void * p =
@@ -630,13 +630,13 @@ static void begin_block_of_cluster(block_of_cluster & block, uint3 index, int ra
 static bool land_one();
 static void check_end_of_thread();
 
-// Copies land when nobody can go on otherwise.
+// Copies land when no thread can continue otherwise.
 static bool is_anyone_ready() {
     while (b.n_ready == 0 && !b.failed && land_one()) {}
     return b.n_ready > 0 && !b.failed;
 }
 
-// Who goes on when the running thread cannot: one that has not begun, one that is ready, or nobody.
+// Next thread when the running one cannot continue: one that has not begun, one that is ready, or none.
 static context & next_context() {
     if (b.failed) { return main_context; }
     if (b.n_started < b.n) { return take_idle()->c; }
@@ -854,7 +854,7 @@ template <typename D, int K> struct sim_mma { // A is 16 x K, B is K x 8
             double sums[16][8];
             sim_pair pairs[16][4];
         };
-        for (int row = 0; row < 16; ++row) { // eight sums side by side, each in the order of k
+        for (int row = 0; row < 16; ++row) { // eight sums in parallel, each in the order of k
             sim_pair s0 = {}, s1 = {}, s2 = {}, s3 = {};
             for (int k = 0; k < K; ++k) {
                 s0 += a[row][k] * b_pairs[k][0];
@@ -880,8 +880,8 @@ static double sim_mma_half(unsigned bits) { return (double) __half2float(__ushor
 static double sim_mma_bfloat16(unsigned bits) { return (double) __uint_as_float(bits << 16); }
 static double sim_mma_tf32(unsigned bits) { return (double) __uint_as_float(bits & 0xffffe000u); }
 
-// Elements of 16 bits, two a register: register i of A holds row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;
-// register i of B rows 2 t + 8 i and the next, column g.
+// Elements of 16 bits, two per register. Register i of A: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next.
+// Register i of B: rows 2 t + 8 i and the next, column g.
 template <double (*LOAD)(unsigned)> static void sim_mma_m16n8k16(const void * const * in, void * const * out) {
     sim_mma<float, 16> m;
     for (int lane = 0; lane < 32; ++lane) {
@@ -914,8 +914,8 @@ void sim_mma_m16n8k8(const void * const * in, void * const * out) {
     m.put(out, in, offsetof(sim_mma_in<float>, c));
 }
 
-// Bytes, four a register: register i of A holds row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three;
-// register i of B rows 4 t + 16 i and the next three, column g.
+// Bytes, four per register. Register i of A: row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three. Register i
+// of B: rows 4 t + 16 i and the next three, column g.
 void sim_mma_m16n8k32(const void * const * in, void * const * out) {
     sim_mma<int, 32> m;
     for (int lane = 0; lane < 32; ++lane) {
@@ -934,15 +934,15 @@ void sim_mma_m16n8k32(const void * const * in, void * const * out) {
 // =====================================================================================================
 // >>regions   addresses of device memory: closed to the host, open to kernels of the right device
 //
-// A device's memory is a file in memory (memfd) that is mapped twice: where pointers point to, without any right, and
-// once more, secretly and always open, for the simulator's own copies ("alias"). Before a kernel runs, what its device
-// may use is opened; when control goes back to the caller, it is closed: by a protection key of the processor, or where
-// it has none by mprotect, which takes its time for each page. A forbidden access of a kernel ends the kernel, one of
-// the host is reported and let through.
+// A device's memory is a file in memory (memfd) that is mapped twice. One mapping, at the address that pointers have,
+// has no access rights. The other ("alias") is always accessible, for the simulator's own copies. Before a kernel runs,
+// the memory that its device may use is opened; before control returns to the caller it is closed. This is done by a
+// protection key of the processor, or else by mprotect, which is slow for each page. A forbidden access of a kernel
+// ends the kernel; one of the host is reported and allowed.
 // =====================================================================================================
 
 static const size_t ARENA_BYTES = (size_t) 64 << 30; // addresses, not memory
-enum { RED_BYTES = 256, GRAIN = 256 };               // at least that many unusable bytes behind each allocation
+enum { RED_BYTES = 256, GRAIN = 256 };               // least number of unusable bytes after each allocation
 // of an arena, whose pages are kept: the system clears others again and again
 static const size_t KEPT_BYTES = (size_t) 128 << 20;
 static const size_t PAGE_BYTES = 2 << 20; // of virtual memory management
@@ -986,8 +986,8 @@ static void set_stray(uintptr_t page, bool is_open) {
     }
 }
 
-// What kernels of a device may use. -1: nothing. Whoever opens holds the lock until all is closed: keys are a thread's
-// own.
+// Opens the memory that kernels of a device may use. -1: none. The thread that opens it holds the lock until all is
+// closed: keys belong to threads.
 static void open_for(int device_index) {
     state & s = the();
     for (uintptr_t page : s.stray_pages) { set_stray(page, false); }
@@ -1027,7 +1027,7 @@ static bool make_arena(arena & a) {
     return p != nullptr && a.alias != nullptr;
 }
 
-// The first place for that many bytes at or behind the cursor; addresses come back late.
+// The first free range of that size at or after the cursor; addresses are reused late.
 static bool find_place(arena & a, size_t size, size_t limit, size_t * place) {
     size_t at = a.cursor;
     for (auto it = a.blocks.lower_bound(at); at + size <= limit; ++it) {
@@ -1118,7 +1118,7 @@ static bool is_usable(const memory & m) {
 static const memory * memory_of(const void * ptr, size_t size, bool on_device) {
     uintptr_t base = 0;
     const memory * first = memory_at(ptr, &base);
-    if (first == nullptr && size == 0) { // may point behind the end
+    if (first == nullptr && size == 0) { // may point past the end
         first = memory_at((const void *) ((uintptr_t) ptr - 1), &base);
     }
     if (first == nullptr || is_device_kind(first->kind) != on_device || !is_usable(*first)) { return nullptr; }
@@ -1209,7 +1209,7 @@ static void leave_kernel(uintptr_t address, void * signal_context) {
         what[0] != '\0' ? what : "no device memory");
 #if defined(__x86_64__)
     greg_t * registers = ((ucontext_t *) signal_context)->uc_mcontext.gregs;
-    registers[REG_RSP] = ((registers[REG_RSP] - 128) & ~(greg_t) 15) - 8; // below the red zone, as behind a call
+    registers[REG_RSP] = ((registers[REG_RSP] - 128) & ~(greg_t) 15) - 8; // below the red zone, as after a call
     registers[REG_RIP] = (greg_t) end_faulty_kernel;
 #else
     (void) signal_context;
@@ -1315,7 +1315,7 @@ static void begin_block(uint3 index) {
     begin_block_of_cluster(b.blocks[0], index, 0);
 }
 
-// Threads that wait for what will never happen are given up with their stacks.
+// Threads that wait forever are dropped with their stacks.
 static void give_up() {
     for (std::vector<meeting> & m : b.meetings) { m.clear(); }
     b.idle = b.all;
@@ -1326,7 +1326,7 @@ static void give_up() {
 #endif
 }
 
-// Of a kernel that may start while the one before it runs, no thread may have left that out.
+// In a kernel that may start while the previous one runs, every thread must have called it.
 static bool has_waited(uint3 index) {
     int n = 0;
     for (int i = 0; i < b.n; ++i) { n += b.lanes[i].has_waited; }
@@ -1599,7 +1599,7 @@ static std::set<std::string> & faults_seen() {
     return *names;
 }
 
-// Counts a call; the error it was told to fail with.
+// Counts a call. Returns the error that a test injected.
 static cudaError_t injected(const char * name) {
     counter & c = counter_of(name);
     c.calls++;
@@ -2025,7 +2025,7 @@ cudaError_t cudaMemGetInfo(size_t * n_free, size_t * n_total) {
     return cudaSuccess;
 }
 
-// Of the current device, where there is room.
+// On the current device, at a free address.
 static cudaError_t device_memory_new(void ** ptr, size_t size) {
     device & d = the().devices[(size_t) current_device];
     *ptr = nullptr;
@@ -2143,7 +2143,7 @@ static void copy_box(const box & dst, const box & src, const box_size & n) {
     }
 }
 
-// Device memory was there when the copy was queued; it must still be when it runs.
+// Device memory existed when the copy was queued; it must still exist when it runs.
 static void copy_now(
     int device_index, const box & dst, bool dst_on_device, const box & src, bool src_on_device, const box_size & n) {
     if ((dst_on_device && memory_of(dst.at, span_of(dst, n), true) == nullptr) ||
@@ -2157,7 +2157,7 @@ static void copy_now(
     const int to = memory_at(dst.at)->device, from = memory_at(src.at)->device;
     const device &a = the().devices[(size_t) to], &z = the().devices[(size_t) from];
     if ((a.peers[from] && a.peer_state[from] == 2) || (z.peers[to] && z.peer_state[to] == 2) || z.peer_state[to] == 3) {
-        set_bytes(dst.at, 0xCD, n.width); // a link that does not work, and nobody says so
+        set_bytes(dst.at, 0xCD, n.width); // a link that fails silently
     }
 }
 
@@ -2193,8 +2193,7 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
     return finish(device_index);
 }
 
-// Ranges of virtual memory are open to the devices that were given access, for copies that name no device as for
-// kernels.
+// Devices with access may use ranges of virtual memory, in kernels and in copies that name no device.
 static bool is_closed_to(int device_index, const box & x, const box_size & n) {
     const memory * m = memory_of(x.at, span_of(x, n), true);
     return m != nullptr && m->kind == MAPPED && m->rights[device_index] == 0;
@@ -2616,12 +2615,12 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
     return cudaSuccess;
 }
 
-// Programs, heaps and stacks lie in the upper half of the addresses; the lower half has shadows of sanitizers, and two
-// small numbers side by side look like an address there.
+// Programs, heaps and stacks are in the upper half of the addresses. The lower half has shadows of sanitizers, and two
+// adjacent small numbers look like an address there.
 static bool is_host_address(uintptr_t p) {
     unsigned char resident = 0;
-    // a small number below what the padding beside it was left with is none either, nor is a float there: it points
-    // into a sanitizer's heap, which is reserved whole, but hardly ever at a page in use
+    // neither is a small number next to padding with stale bytes, nor a float there. Such a value points into a
+    // sanitizer's heap, which is reserved whole, but hardly ever at a page in use
     return p >> 46 == 1 && (p & 0xffffffffu) >= 65536 && memory_at((const void *) p) == nullptr &&
            mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0 && (resident & 1) != 0;
 }
@@ -2686,7 +2685,7 @@ static int cluster_of(const cudaLaunchConfig_t * config) {
     return n;
 }
 
-// A block takes a whole multiprocessor.
+// A block takes a whole SM.
 cudaError_t sim_resident_clusters(int * n, const cudaLaunchConfig_t * config) {
     SIM_BEGIN("cudaOccupancyMaxActiveClusters", current_device);
     const int size = cluster_of(config);
@@ -2918,7 +2917,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsi
     return cudaSuccess;
 }
 
-// What was launched still runs.
+// Launched work still runs.
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     const guard held(the().lock);
     const cudaError_t began = begin("cudaGraphExecDestroy", current_device);
@@ -2983,7 +2982,7 @@ static void wait_for(CUstream_st * q, const std::shared_ptr<record> & mark) {
     enqueue(q, o);
 }
 
-// A chain of nodes goes into the stream itself; anything else gets a stream for each node.
+// A chain of nodes runs on the stream itself; other graphs get one stream per node.
 static bool is_chain(const CUgraphExec_st & exec, const CUstream_st & q) {
     for (size_t i = 0; i < exec.nodes.size(); ++i) {
         const exec_node & x = exec.nodes[i];
@@ -3378,7 +3377,7 @@ static CUresult sim_cuCtxCreate(CUcontext * c, CUctxCreateParams *, unsigned, CU
     return CUDA_SUCCESS;
 }
 
-// What was made in it goes with it.
+// Its objects are destroyed with it.
 static CUresult sim_cuCtxDestroy(CUcontext c) {
     SIM_DRIVER_BEGIN("cuCtxDestroy");
     state & s = the();
@@ -3533,7 +3532,7 @@ static void store_gone_if_unused(physical * x) {
     delete x;
 }
 
-// The memory itself lives on while it is mapped.
+// The memory exists until it is unmapped.
 static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
     const guard held(the().lock);
     const CUresult began = driver_begin("cuMemRelease"); // releases all the same
@@ -3661,7 +3660,7 @@ static bool is_map(uint32_t size, uint32_t rank, const void * data, const uint64
     return is_good && inner % 16 == 0 && (swizzle == 0 || inner <= most);
 }
 
-// Of what the driver takes only this is simulated: no interleaving, steps of 1, zeros outside.
+// Only this subset of the driver's options is simulated: no interleaving, steps of 1, zeros outside.
 static CUresult sim_cuTensorMapEncodeTiled(void * map, int type, uint32_t rank, void * data, const uint64_t * ne,
     const uint64_t * nb, const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion,
     int fill) {
@@ -3782,8 +3781,8 @@ int cublasCreate_v2(void ** handle) {
     return 0;
 }
 
-// Waits for the device, whatever the mode of the thread: captures that are under way, or begin meanwhile in other
-// threads, are spoilt. (So it is with cuBLAS 13; the driver may even crash in the capturing thread.)
+// Waits for the device, whatever the mode of the thread. Captures that are in progress, or begin meanwhile in other
+// threads, are invalidated. (As with cuBLAS 13; the driver may even crash in the capturing thread.)
 static void spoil_captures(int device_index) {
     for (capture * c : the().captures) { c->is_invalid = c->is_invalid || c->device == device_index; }
 }
@@ -3988,7 +3987,7 @@ int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const v
 }
 
 // An address that a kernel wrote, read when the product runs: a graph that is replayed may have changed it meanwhile.
-// cuBLAS takes for granted what it cannot see when it is called, that matrices lie at multiples of 16 bytes.
+// cuBLAS assumes, because it cannot see it when called, that matrices are at multiples of 16 bytes.
 static const char * blas_pointed(const void * const * array, int i) {
     const void * matrix = nullptr;
     if (memory_of(array + i, sizeof matrix, true) == nullptr) {

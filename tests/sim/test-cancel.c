@@ -15,7 +15,7 @@ static bool ask(void * data) {
 
 enum { N = 5000, N_NODES = 40 };
 
-// y = x + 1 + 1 ... through N_NODES nodes, each with memory of its own
+// y = x + 1 + 1 ... through N_NODES nodes, each with separate memory
 struct chain {
     struct place p;
     struct gcuda_tensor *x, *one, *node[N_NODES];
@@ -42,7 +42,7 @@ static void chain_set(struct chain * c) {
     for (int i = 0; i < N_NODES; ++i) { CHECK_OK(gcuda_backend_tensor_memset(c->node[i], 0, 0, sizeof x)); }
 }
 
-// Nodes that are complete; those behind the first incomplete one must not have begun.
+// Nodes that are complete; those after the first incomplete one must not have begun.
 static int chain_done(struct chain * c) {
     static float y[N];
     int n_done = 0;
@@ -131,8 +131,8 @@ TEST(one_node_is_cut) {
     clean();
 }
 
-// States of sequences lie behind each other, whatever the sizes of the tensor that holds them: a slice takes those of
-// its own.
+// States of sequences are contiguous, whatever the sizes of the tensor that holds them: a slice takes the states of its
+// sequences.
 static void recurrence_once(gcuda_backend_t backend, struct asked * a, bool is_flat, float * found) {
     enum { Z = 8, H = 2, S = 3, T = 5 * S };
     struct place p = place_begin();

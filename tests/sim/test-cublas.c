@@ -100,7 +100,7 @@ TEST(each_version_of_the_library_is_found) {
 
 TEST(without_the_library_products_take_own_kernels) {
     CHECK_EQ_I(product(NULL, NULL), 0);
-    CHECK(product("libcublas.so.11", NULL) == 0 && n_warnings == 0); // nobody has asked for it
+    CHECK(product("libcublas.so.11", NULL) == 0 && n_warnings == 0); // never looked up
 }
 
 TEST(a_library_without_a_function_is_named_and_left) {
@@ -174,7 +174,7 @@ TEST(it_is_opened_by_the_first_product_that_needs_it) {
     }
 }
 
-// The next backend gets the handle of one that was freed, and a workspace of its own.
+// The next backend gets the handle of one that was freed, and another workspace.
 TEST(a_handle_is_handed_on_without_its_workspace) {
     library_name = "libcublas.so.13";
     missing = NULL;

@@ -1,6 +1,6 @@
 // The CUDA backend's host side on the simulated device: registry, memory, asynchronous access, copies between devices,
-// events, scratch and its budget, refusals, bad indices, training, and every CUDA call failing in turn. That the
-// operations compute what they should is tests/test-ops.c's part (GCUDA_TEST_BACKEND=CUDA0).
+// events, scratch and its budget, refusals, bad indices, training. Each CUDA call fails once. Results of the operations
+// are tested by tests/test-ops.c (GCUDA_TEST_BACKEND=CUDA0).
 #define _GNU_SOURCE 1 // setenv
 #define GCUDA_IMPLEMENTATION
 #define main digits_main
@@ -390,7 +390,7 @@ TEST(products_take_the_way_that_the_table_says) {
         enum gcuda_prec prec;
         int with_cublas, without;
     } large[] = {
-        // with warp groups
+        // with wgmma
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 4096, 4096, 32, 4, GCUDA_PREC_DEFAULT, GROUPS, GROUPS }, // joined
@@ -504,7 +504,7 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         enum gcuda_type as, b;
         int64_t k, m, n_experts, n_used, n_tokens;
         size_t off;                     // bytes of the experts' address
-        int with, without, old;         // chosen with warp groups, without, and below 8.0
+        int with, without, old;         // chosen with wgmma, without, and below 8.0
         bool takes_groups, takes_bytes; // by name
     } cases[] = {
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 0, V, V, V, true, true },
@@ -573,8 +573,8 @@ static char way_letter(enum gcudai_cuda_mm_path product) {
 }
 
 // Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b),
-// F32 (f), halves (h). Of mul_mat_id: slots for each expert up to which lists go as bytes (0: never), and from which
-// warp groups are taken.
+// F32 (f), halves (h). Of mul_mat_id: pairs per expert up to which lists take INT8 (0: never), and from which they take
+// WGMMA.
 static const struct weight_type {
     enum gcuda_type type;
     char of;
@@ -606,7 +606,7 @@ static const struct weight_type {
 };
 enum { N_WEIGHT_TYPES = 23, N_COUNTS = 12 };
 
-// Devices: old ones, new ones, and one with warp groups.
+// Devices: old ones, new ones, and one with wgmma.
 static const struct {
     int cc;
     char kind;
@@ -620,7 +620,7 @@ static const struct {
 } matrix_sizes[] = { { 'l', 4096, 8 }, { 's', 4096, 40 }, { 's', 4096, 4095 }, { 'L', 4096, 4096 },
     { 'X', 8192, 4096 } };
 
-// Which way a product of so many columns goes; the first line that a case is in counts.
+// Path of a product by its number of columns; the first matching line counts.
 struct way_rule {
     const char *types, *sizes, *at, *devices, *cublas; // at: bytes by which weights miss a multiple of 16
     const char * ways;                                 // of column_counts
@@ -693,8 +693,8 @@ static struct gcuda_mul_mat_args table_product(
     return p;
 }
 
-// Weights of one type and size on one device; not at a multiple of 16 bytes by their address or by their rows. Types of
-// columns: with halves beside others than F32 and their own, other rules hold (see above).
+// Weights of one type and size on one device; address or rows not at a multiple of 16 bytes. Types of activations:
+// 16-bit weights with others than F32 and their own type follow other rules (see above).
 static void check_ways(const struct weight_type * w, char size, int64_t k, int64_t m, int cc, char device) {
     for (int c = 0; c < 4 * 2 * 5; ++c) {
         const bool has_cublas = c % 2 == 0, is_exact = c / 2 % 2 == 1;
@@ -717,8 +717,8 @@ static void check_ways(const struct weight_type * w, char size, int64_t k, int64
         }
         CHECK_MSG(strcmp(got, want) == 0, "%s, [%d, %d] %d bytes off, columns %s, on %d%s, %s, %s: %s, not %s",
             gcuda_type_name(w->type), (int) k, (int) m, at, gcuda_type_name(columns), cc,
-            device == 'g' ? " with warp groups" : "", has_cublas ? "cuBLAS" : "no cuBLAS",
-            is_exact ? "exact" : "default", got, want);
+            device == 'g' ? " with wgmma" : "", has_cublas ? "cuBLAS" : "no cuBLAS", is_exact ? "exact" : "default",
+            got, want);
     }
 }
 
@@ -740,8 +740,8 @@ TEST(products_of_all_types_take_the_way_of_the_table) {
     }
 }
 
-// What is decided by shared memory: warp groups alone, from 227 KiB on. What a block may have on 6.1, 7.5, 7.0, 8.6,
-// 8.0 and 9.0, and what lies around the step.
+// Shared memory decides for WGMMA alone, which needs 227 KiB. Sizes: maximum per block on 6.1, 7.5, 7.0, 8.6, 8.0 and
+// 9.0, and those around the limit.
 static const struct {
     size_t bytes;
     char kind;
@@ -766,8 +766,8 @@ TEST(shared_memory_decides_on_warp_groups) {
     }
 }
 
-// Of experts, by slots for each of them. Bytes want rows at multiples of 4 (of MXFP4 at any byte), warp groups experts
-// at multiples of 16 and rows at even bytes, beside blocks of 256 at multiples of 16 too.
+// Experts, by pairs per expert. INT8 needs rows at multiples of 4 bytes (MXFP4: at any byte). WGMMA needs experts at
+// multiples of 16 bytes and rows at even bytes; blocks of 256 elements need rows at multiples of 16 too.
 static char id_way_of(const struct weight_type * w, int64_t k, int64_t m, int at, char device, int slots) {
     const size_t row = gcuda_row_size(w->type, k), of_groups = gcuda_blck_size(w->type) == 32 ? 2 : 16;
     const bool is_block = w->of != 'f' && w->of != 'h', is_large = k >= 1024 && m >= 256;
@@ -802,8 +802,8 @@ static void check_experts(const struct weight_type * w, int64_t k, int64_t m, in
         const char want = id_way_of(w, k, m, at, device, n);
         const char got = way_letter(chosen_of_experts(&p, device == 'g', cc));
         CHECK_MSG(got == want, "%s, [%d, %d] of %d experts %d bytes off, %d slots each, on %d%s: %c, not %c",
-            gcuda_type_name(w->type), (int) k, (int) m, (int) experts, at, n, cc,
-            device == 'g' ? " with warp groups" : "", got, want);
+            gcuda_type_name(w->type), (int) k, (int) m, (int) experts, at, n, cc, device == 'g' ? " with wgmma" : "",
+            got, want);
     }
 }
 
@@ -827,7 +827,7 @@ TEST(shared_memory_decides_on_warp_groups_of_experts) {
         for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
             check_experts(&weight_types[t], 2048, 1792, 32, 900, fits ? 'g' : 'n');
         }
-        for (int t = 3; t < N_WEIGHT_TYPES; ++t) { // blocks, with very many slots: warp groups where they fit
+        for (int t = 3; t < N_WEIGHT_TYPES; ++t) { // blocks, with very many pairs: WGMMA if it fits
             const struct gcuda_mul_mat_id_args p =
                 table_experts(weight_types[t].type, GCUDA_TYPE_F32, 2048, 1792, 32, 512);
             CHECK(way_letter(chosen_of_experts(&p, fits, 900)) == (shared_caps[i].kind == 'g' ? 'G' : 'O'));
@@ -1193,7 +1193,7 @@ static void results_of_16_bits(enum gcuda_type type, int64_t k, int64_t n) {
 TEST(launchers_of_products_round_results) {
     static const int64_t columns[] = { 1, 2, 3, 7, 8, 15, 16, 33, 70 };
     for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
-        for (int i = 0; i < 9; ++i) { // rows of one block of 256 lie at any multiple of 2 bytes, of two at 4
+        for (int i = 0; i < 9; ++i) { // rows of one block of 256 are at any multiple of 2 bytes, of two at 4
             results_of_16_bits(
                 weight_types[t].type, columns[i] == 2 || columns[i] == 7 || columns[i] == 16 ? 512 : 256, columns[i]);
         }
@@ -1383,8 +1383,8 @@ static void floats_on_exact_memory(enum gcuda_type type, int64_t k, int64_t m, i
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
 }
 
-// Nothing is read behind the last row, though rows are taken several at a time (up to 16), nor behind the last column:
-// AddressSanitizer would see it.
+// Nothing is read past the last row, though up to 16 rows are read at a time, nor past the last column:
+// AddressSanitizer would report it.
 TEST(products_of_floats_read_nothing_beyond) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     static const int64_t sizes[][2] = { { 72, 1 }, { 200, 83 }, { 1096, 35 } }; // elements of a row, rows
@@ -1440,7 +1440,7 @@ TEST(many_matrices_are_one_call_of_cublas) {
         { 3, 1, 6, 1, false, 1, 0 }, { 3, 2, 3, 2, false, 1, 0 }, { 3, 2, 6, 2, false, 1, 0 },
         { 1, 1, 2, 3, false, 1, 0 }, { 1, 2, 1, 6, false, 1, 0 }, { 1, 1, 6, 1, true, 1, 0 },
         { 3, 1, 3, 2, false, 0, 1 }, { 3, 2, 6, 4, false, 0, 1 }, { 3, 1, 6, 1, true, 0, 1 },
-        { 3, 2, 6, 2, true, 0, 1 }, { 5, 1, 5, 2, false, 2, 0 }, // each call has tiles for all four multiprocessors
+        { 3, 2, 6, 2, true, 0, 1 }, { 5, 1, 5, 2, false, 2, 0 }, // each call has tiles for all four SMs
     };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -1542,8 +1542,8 @@ TEST(products_keep_nan) {
     gcuda_backend_free(backend);
 }
 
-// Few slots of each expert, rounded to bytes, against the CPU backend: two shared-memory caps, rows in one pass and in
-// several, lists of more than eight, experts that nobody wants, ids that are none.
+// Few pairs per expert, INT8, against the CPU backend: two shared-memory caps, rows in one pass and in several, lists
+// of more than eight, unused experts, invalid ids.
 static void run_experts(
     gcuda_backend_t backend, enum gcuda_type type, const int64_t * shape, const int32_t * ids, float * out) {
     const int64_t k = shape[0], m = shape[1], n_experts = shape[2], used = shape[3], tokens = shape[4];

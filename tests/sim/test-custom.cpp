@@ -1,5 +1,5 @@
 // Custom operations on the simulated device: the caller's own kernel as a node among others, on the backend's stream
-// and memory; who refuses which callback; errors of the callback and of its launch.
+// and memory. Refused callbacks; errors of the callback and of its launch.
 #include "cuda_runtime.h"
 #include "sim-test.h"
 

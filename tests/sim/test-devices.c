@@ -1,6 +1,5 @@
-// Choices about devices and the environment on the simulated device: more devices than there are, sources in
-// page-locked memory on a device that shares the processor's, environment variables that a program does not want, rows
-// that lie apart.
+// Choices about devices and the environment on the simulated device: more devices than exist; sources in page-locked
+// memory on an integrated GPU; environment variables that a program disables; strided rows.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 #include "products.h"
@@ -342,8 +341,8 @@ static void ask_fill(struct gcuda_context * ctx) {
     }
 }
 
-// Every call of the function fails in turn while a graph is planned and enqueued: a status that names the operation,
-// and then the same bits as ever.
+// Each call of the function fails once while a graph is planned and enqueued: a status that names the operation, and
+// then unchanged bits.
 static int ask_in_vain(const struct asking * a, const char * api) {
     struct gcuda_cuda_params params;
     unsigned char *want = NULL, *got = NULL;
@@ -445,7 +444,7 @@ TEST(a_backend_asks_which_kernels_there_are) {
     clean();
 }
 
-// What a call of the caller's has left for cudaGetLastError is still there after calls of gcuda's that succeed.
+// An error of the caller's that cudaGetLastError returns is kept by successful calls of gcuda.
 TEST(the_callers_pending_error_stays) {
     fresh(2, 256 * MB, 1);
     for (int round = 0; round < 2; ++round) { // the first finds devices and probes the pair
@@ -471,7 +470,7 @@ TEST(the_callers_pending_error_stays) {
 }
 
 // =====================================================================================================================
-// >>rows   that lie apart, as one copy
+// >>rows   strided, as one copy
 // =====================================================================================================================
 static gcuda_status rows_there_and_back(struct gcuda_tensor * x, unsigned char * all) {
     unsigned char in[5 * 7], back[4 * 9];

@@ -1,6 +1,6 @@
-// Experts' products by bytes, as test-warp-groups (tests/hw) asks them of a device: as many experts and lists, with
-// fewer and shorter rows. That test's sizes give each of 170 multiprocessors several tasks, which takes the simulation
-// nine minutes of processor time, at level full only; these give as many to each of its four.
+// Products of experts on INT8 with the experts and lists of tests/hw/test-warp-groups.c, but fewer and shorter rows.
+// That test gives each of 170 SMs several tasks, which takes the simulation nine minutes of processor time (level full
+// only). This one gives as many to each of four SMs.
 #include "../hw/device.h"
 
 #pragma push_macro("TEST")

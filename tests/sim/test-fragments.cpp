@@ -1,6 +1,5 @@
-// Around the warp-group instructions of gcuda_kernels.cu, without the kernels that have them: columns as the
-// instructions want them, weights in registers, results and sums of parts. In between stands the definition of the
-// instruction (PTX ISA).
+// Device code around wgmma in gcuda_kernels.cu, without its kernels: packed activations, weights in registers, results
+// and split-K reduction. The product itself follows the definition of the instruction (PTX ISA).
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
 #define gcuda_path_wgmma own_path
 #define gcuda_launch_conv_2d_wg own_conv
@@ -47,8 +46,8 @@ static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, r
 static float as_float(__half, uint32_t bits) { return __half2float(__ushort_as_half((unsigned short) bits)); }
 static float as_float(__nv_bfloat16, uint32_t bits) { return __uint_as_float(bits << 16); }
 
-// The four words of a lane and instruction i of a step, into sums of its two rows: word 2 h + r has elements 2 t + 8 h
-// and the next of row r; a column is 128 bytes, sixteen at a time exchanged by its number.
+// Adds the products of a lane's four words for instruction i of a step to its two rows. Word 2 h + r has elements 2 t +
+// 8 h and the next of row r. A column is 128 bytes, whose pieces of 16 are swizzled by its number.
 template <typename T>
 static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
     for (int h = 0; h < 2; ++h) {
@@ -66,7 +65,7 @@ static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, 
     }
 }
 
-// The same of TF32: word 2 h + r has element t + 4 h of row r.
+// For TF32: word 2 h + r has element t + 4 h of row r.
 template <>
 void multiply_lane<float>(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
     for (int h = 0; h < 2; ++h) {
@@ -103,7 +102,7 @@ template <typename A> static std::vector<typename d_wg_codebook<A>::type> table_
     return table;
 }
 
-// 64 elements of k, half u of a part of a slab, whose rows begin behind skew_of(row) bytes.
+// 64 elements of k, half u of a part of a stage, whose rows begin after skew_of(row) bytes.
 template <typename A, typename S, int TN, typename F>
 static void multiply_step(const std::vector<char> & slab, F skew_of, int n_rows, int part, int u,
     const std::vector<typename d_wg_codebook<A>::type> & table, const char * stage, int n, std::vector<double> & sums) {
@@ -234,7 +233,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
             for (int k = 0; k < x.k; ++k) {
                 const double term = (double) w[(size_t) k] * v[(size_t) k];
                 sum += term;
-                results += term * term; // what the square of a sum of so many signs is on average
+                results += term * term; // the mean square of a sum of k signs
             }
             const double error = y[(size_t) n * y_ld + (size_t) m] - sum;
             errors += error * error;
@@ -330,7 +329,7 @@ static rounding rounding_of(int64_t k, int64_t n, int form) {
     return o;
 }
 
-// What lies in packed_b has the bytes that the columns of the floats in y get.
+// packed_b contains the bytes that packing the float columns of y gives.
 static void check_rounded(const rounding & o, const char * what, int which) {
     char * want = on_device<char>(o.size);
     d_wg_columns_job c = {};
@@ -441,7 +440,7 @@ TEST(forms_of_products) {
     CHECK(!wg_takes_columns(p[0]));
 }
 
-// ---- steps behind the sums ----
+// ---- epilogues ----
 enum { BIAS = 1, FACTOR = 2, SCALE = 4, RESIDUAL = 8, OF_COLUMNS = 16, ACROSS = 32 };
 
 // Bias and factor repeat rows or columns, the residual is whole, along rows or across them.
@@ -484,7 +483,7 @@ static void fill(operands * o, int m, int n, int flags, bool is_activated, gcuda
     o->p.y = o->y.data(), o->p.y_stride = m + 3;
 }
 
-// In F32, as nodes of their own would round; of the activation the same in float64.
+// In F32, rounded as separate nodes would; the activation in float64.
 static double wanted(const operands & o, float v, int m, int c, int flags, bool is_activated, gcuda_glu_op glu) {
     if (flags & BIAS) { v = v + ((flags & OF_COLUMNS) != 0 ? o.column[(size_t) c] : o.row[(size_t) m]); }
     double x = v;
@@ -516,7 +515,7 @@ static void compare(const operands & o, const std::vector<float> & y, const std:
     for (size_t c = 0; c < n; ++c) {
         for (size_t row = 0; row < m + 3; ++row) {
             const float got = y[c * (m + 3) + row];
-            // behind: not the result's
+            // past the end: not the result's
             const double want =
                 row < m ? wanted(o, sums[c * m + row], (int) row, (int) c, flags, is_activated, glu) : -1.0;
             CHECK_MSG(fabs(got - want) <= (row < m ? 2e-6 * (1.0 + fabs(want)) : 0.0),
@@ -574,8 +573,8 @@ struct experts {
     int kind;
 };
 
-// A slab of 128 rows of an expert, each behind as many bytes as its address is past a multiple of 16; zeros past its
-// end.
+// A stage of 128 rows of an expert. Each row begins after as many bytes as its address exceeds a multiple of 16; zeros
+// past its end.
 template <typename A> static std::vector<char> id_slab_of(const d_wg_id_job & p, const d_wg_id_item & t, int s) {
     typedef d_wg_id_slab<A> slab;
     std::vector<char> to((size_t) d_wg_slab_bytes<slab>, 0);

@@ -8,8 +8,8 @@
 #include "sim-test.h"
 #include "products.h"
 
-// What a case builds: inputs are leafs (filled with numbers, or with indices below N_INDICES where they are integers of
-// 32 bits, in turn), `out` is compared, `before` comes in front of it.
+// Graph of a case. Inputs are leafs, filled with numbers, or (I32) with consecutive indices below N_INDICES. `out` is
+// compared; `before` comes before it.
 enum { MAX_OUT = 4, N_INDICES = 65 };
 struct build {
     struct gcuda_context * ctx;
@@ -100,7 +100,7 @@ static gcuda_backend_t without_plans(void) {
     return gcuda_backend_cuda_init_params(&params);
 }
 
-// What the case builds, as a graph.
+// Builds the case as a graph.
 static struct gcuda_cgraph * graph_of(struct build * b, struct gcuda_context * ctx, builder make, int variant) {
     memset(b, 0, sizeof *b);
     b->ctx = ctx;
@@ -234,9 +234,9 @@ static void build_norm_mul(struct build * b) {
     out(b, y);
 }
 
-// One row, which has a kernel of its own from 513 elements on where all lies at multiples of sixteen bytes: a weight
-// that does not (v 20) is left to the other, and so is a sum that is the weight (v 21) or the bias (v 22) as well,
-// which has to be written first.
+// One row, which has a special kernel from 513 elements on if all addresses are multiples of 16 bytes. An unaligned
+// weight (v 20) takes the other kernel. So does a sum that is also the weight (v 21) or the bias (v 22), because it has
+// to be written first.
 static void build_norm_mul_row(struct build * b) {
     static const int64_t lengths[5] = { 516, 1024, 1700, 5000, 16384 };
     const int v = b->variant;
@@ -301,8 +301,8 @@ TEST(a_sum_of_parts_goes_into_the_norm) {
     clean();
 }
 
-// What a layer with experts has: a norm, whose result the router and the experts read, and the router's product.
-// Variants from 10 on are taken apart.
+// Start of a layer with experts: a norm, whose result the router and the experts read, and the router's product.
+// Variants from 10 on are not fused.
 static void build_norm_router(struct build * b) {
     static const int64_t lengths[5] = { 520, 1024, 2048, 2880, 4096 };
     struct gcuda_context * c = b->ctx;
@@ -369,9 +369,9 @@ static void build_norm_mul_not(struct build * b) {
     if (v == 12) { out(b, gcuda_scale(b->ctx, norm, 2.0f)); } // another reader
 }
 
-// A source changed in place makes a second reader of what a pattern does not write, itself (variant 0), through a view
-// without an operation (1), or takes the first reader away as well (2), so that there is one still: the graph's own use
-// counts know nothing of it.
+// Replacing a source in place adds a reader of a result that the pattern does not write. Variants: directly (0),
+// through a view without an operation (1), instead of the first reader (2), so that one remains. The graph's use counts
+// do not include it.
 static void read_late(int variant) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -409,9 +409,9 @@ TEST(what_is_read_since_a_change_in_place_is_written) {
     clean();
 }
 
-// A graph in slices, rms_norm + mul in the first: a node of the last reads the norm as well, as built (variant 0),
-// since a change in place before the views of the graph are made (1) or after it and a run (2), or through a view
-// without an operation (3).
+// A graph in slices, rms_norm + mul in the first; a node of the last slice also reads the norm. Variants: as built (0);
+// since a change in place before the slices are made (1), or after that and a run (2); through a view without an
+// operation (3).
 static void read_by_a_later_slice(int variant, bool by_sched) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -916,7 +916,7 @@ TEST(keys_and_values_stay_apart) {
     clean();
 }
 
-// Products of the same activations, with rope and writes in between, as programs list them.
+// Products of the same activations, with rope and writes in between, in the order of real programs.
 static void build_layer(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -1206,7 +1206,7 @@ static void build_route_not(struct build * b) {
     if (v == 11) { out(b, gcuda_neg(c, probs)); }
 }
 
-// The same with what else may come before or behind.
+// The pattern with other nodes before or after it.
 static void build_route_other(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -1247,8 +1247,8 @@ TEST(routing_of_other_kinds_stays_apart) {
     clean();
 }
 
-// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all
-// logits are read first. Results that lie in the way of each other are what they are with all nodes by themselves.
+// With several tokens neither ids nor weights may overlap logits, biases or each other; with one token all logits are
+// read first. Overlapping results equal those of separate nodes.
 static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused, bool has_nan) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
@@ -1415,7 +1415,7 @@ TEST(products_stay_apart) {
     clean();
 }
 
-static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products of so many columns go another way
+static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products with these columns take another path
 #define TILES (has_tiles ? "mul_mat beside mul_mat, tiles" : "")
 
 // Of 9 to 16 columns: in tiles, the last of which have fewer rows; the sums are those of the product by itself.
@@ -1698,8 +1698,8 @@ static void build_beside(struct build * b, const struct beside * p, int64_t n, e
     }
 }
 
-// The same of several columns: variant 16 * which + columns. Rounds of tiles that only some blocks have, rows of more
-// steps than a block has warps, rows at multiples of 2, 4 and 16 bytes, a codebook, columns in F16, columns apart, four
+// Several columns: variant 16 * which + columns. Covers rounds of tiles in only some blocks, rows with more steps than
+// a block has warps, and rows at multiples of 2, 4 and 16 bytes. Also a codebook, F16 columns, strided columns, four
 // products.
 enum { FEW_GROUPS = 8 };
 static void build_few(struct build * b) {
@@ -1817,9 +1817,9 @@ TEST(a_result_on_the_columns_keeps_products_apart) {
     clean();
 }
 
-// Of columns that go in tiles: variant 256 * which + columns. Blocks of quarters of tiles and of whole ones, a last
-// tile with few rows, all widths of tiles, more columns than one tile has, columns in F16, columns apart, two products,
-// four.
+// Columns on path TILE: variant 256 * which + columns. Covers blocks with quarters of tiles and with whole ones, a last
+// tile with few rows, all tile widths, and more columns than a tile. Also F16 columns, strided columns, two and four
+// products.
 enum { TILE_GROUPS = 7 };
 static void build_tile_group(struct build * b) {
     static const struct beside groups[TILE_GROUPS] = {
@@ -1912,7 +1912,7 @@ TEST(products_in_tiles_of_split_weights_stay_apart) {
     clean();
 }
 
-// The same of floats: steps, gate and up, groups of products.
+// Float weights: epilogues, gate and up, groups of products.
 static void build_floats(struct build * b) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     struct gcuda_context * c = b->ctx;
@@ -2013,9 +2013,9 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     placed_end(&c, plan);
 }
 
-// On warp groups, which the simulated device has no kernels for: what the plan would launch, with no values. Of 17
-// tiles of rows its two pairs of multiprocessors take nine rounds, of halves of long rows 17: k is cut. Of 16 tiles,
-// the last variants, it is not.
+// Path WGMMA, for which the simulated device has no kernels: the launches of the plan, without values. Its two clusters
+// take nine rounds for 17 row tiles, and 17 rounds for split-K halves of long rows: k is split. With 16 tiles (the last
+// variants) it is not.
 static void build_many(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -2107,7 +2107,7 @@ TEST(products_of_many_columns_are_one_launch) {
     clean();
 }
 
-// Where there are warp groups those of 9 to 16 columns are not left to tiles.
+// With wgmma, products of 9 to 16 columns do not take path TILE.
 TEST(products_of_more_columns_are_one_launch) {
     for (int64_t n = 9; n <= 17 && GCUDA_SIM_CC >= 800; n += n == 9 ? 7 : 1) {
         gcuda_backend_t backend = gcuda_backend_cuda_init(0);
@@ -2348,7 +2348,7 @@ static void fill_weights(struct gcuda_tensor * t, int salt) {
     if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
         fill_codebook(t, salt);
         if (t->type != GCUDA_TYPE_IQ1_M) { return; }
-        // its scale lies in the top four bits of its last words
+        // its scale is in the top four bits of its last words
         unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t));
         CHECK_OK(gcuda_backend_tensor_get(t, blocks, 0, gcuda_nbytes(t)));
         for (size_t i = 0; i < gcuda_nbytes(t); i += sizeof(struct gcuda_block_iq1_m)) {
@@ -2487,8 +2487,8 @@ TEST(launcher_of_tiles_with_every_step) {
     clean();
 }
 
-// Products of the same columns, whose results lie in wider rows, as a group and each by itself; with 48 KiB of shared
-// memory, or all.
+// Products of the same columns with results in wider rows, as a group and separately; with 48 KiB of shared memory, and
+// with all.
 static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared) {
     enum { K_GROUP = 2048 }; // rows of all these types at multiples of 16 bytes
     static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
@@ -2519,7 +2519,7 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
     for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
         CHECK_OK(launch_product(GCUDA_MUL_MAT_VEC, &args[0][i], NULL, scratch, NULL));
     }
-    // of two columns each block makes them ready
+    // with two columns each block quantizes them
     const bool is_own = type == GCUDA_TYPE_IQ3_S && GCUDA_SIM_CC >= 900 && has_all_shared;
     const bool may = n == 1 || GCUDA_SIM_CC >= 800 || (n == 2 && type != GCUDA_TYPE_IQ3_S);
     const long before = sim_counts("cudaLaunchKernelEx");
@@ -2729,9 +2729,9 @@ struct id_case {
     bool has_all_shared;
 };
 enum { ID_EXPERTS = 4, ID_USED = 3, ID_TOKENS = 2, ID_SLOTS = ID_USED * ID_TOKENS };
-static const int32_t id_chosen[ID_SLOTS] = { 2, 0, 3, 3, ID_EXPERTS, 2 }; // one is none, another (1) nobody wants
+static const int32_t id_chosen[ID_SLOTS] = { 2, 0, 3, 3, ID_EXPERTS, 2 }; // one is invalid, expert 1 is unused
 
-// What a case has on the device, and the floats of it.
+// Device memory of a case, and its floats.
 struct id_hooks {
     struct id_case c;
     gcuda_backend_t backend;
@@ -2828,8 +2828,7 @@ static double finish64(const struct id_hooks * h, int steps, enum gcuda_glu_op o
     return (steps & STEP_RESIDUAL) ? v + (double) h->f[ID_RESIDUAL][slot * h->c.m + row] : v;
 }
 
-// The same in F32 behind what the launchers without hooks leave, every step rounded. Gates of their own bits: REGLU
-// alone.
+// Epilogue in F32 on results of launchers without one, every step rounded. Only the gate REGLU has exact bits.
 static float finish_rounded(const struct id_hooks * h, int steps, float v, float up, int slot, int64_t row) {
     const int64_t of_expert = id_chosen[slot] * h->c.m + row;
     if (steps & STEP_BIAS) { v += h->f[ID_BIAS][of_expert]; }
@@ -3098,8 +3097,8 @@ TEST(rms_norm_and_mul_near_the_ends_of_f32) {
     clean();
 }
 
-// Rows of 1024 elements are taken in pairs where they are even in number: against parts of odd numbers of rows, with
-// every kind of end, a matrix of one round of rows and of several.
+// Rows of 1024 elements are processed in pairs if their number is even. Compared with slices of odd numbers of rows.
+// Covers every kind of end, a matrix of one round of rows and of several.
 enum pair_end { PAIR_ALONE, PAIR_ROW, PAIR_GLU, PAIR_STEPS, N_PAIR_ENDS };
 static struct gcuda_mul_mat_epilogue pair_epilogue(
     enum pair_end end, const struct gcuda_tensor * up, const struct gcuda_tensor * row, int64_t first) {
@@ -3584,7 +3583,7 @@ TEST(ssm_conv_launcher_with_bias_and_silu) {
 }
 
 // =====================================================================================================================
-// >>columns   gates whose result is written prequantized, for a product on warp groups: plans are made and not run
+// >>columns   gates whose result is written prequantized, for a product on WGMMA: plans are made and not run
 // =====================================================================================================================
 struct wide_plan { // what is to be known of it
     char names[256];
@@ -3734,7 +3733,7 @@ TEST(a_block_of_many_columns_has_fewer_launches_than_nodes) {
 }
 
 // =====================================================================================================================
-// >>memory   what a group writes must not be what it reads
+// >>memory   results of a group must not overlap its operands
 // =====================================================================================================================
 // The result of the second node is in the memory of the first one's source, moved by `offset` elements.
 enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX, WIDER_MUL }; // WIDER: x is of 16 bits
@@ -3826,7 +3825,7 @@ static void rope_once(int at, bool is_fused) {
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
     for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, in[i], base + 4096 * (i + 1))); }
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, r, base + 4096 * 6));
-    // its last rows, which nobody writes; of the heads, which the rope has read by then, its first
+    // its last rows, which are not written; of the heads, which the rope has read by then, its first
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, cache,
         base + (at < 0       ? 4096 * 8
                    : at == 0 ? 4096
@@ -4233,12 +4232,11 @@ static size_t shared_of(int m, enum gcuda_overlap overlap, size_t max_shared) {
     return params.sharedMemBytes;
 }
 
-// Where a multiprocessor is left without a block, two of the next launch cannot be on it; the simulated device has
-// four.
+// If an SM has no block, two blocks of the next launch must not share it; the simulated device has four SMs.
 TEST(blocks_that_start_early_do_not_share_a_multiprocessor) {
     struct cudaDeviceProp prop;
     CHECK(shared_of(16, GCUDA_OVERLAP_WEIGHTS, 48 * 1024) <= 48 * 1024); // the cap holds
-    if (GCUDA_SIM_CC < 900) { // no launch overlaps there, and multiprocessors have less
+    if (GCUDA_SIM_CC < 900) { // no launch overlaps there, and SMs have less shared memory
         clean();
         return;
     }
@@ -4296,20 +4294,20 @@ TEST(fusion_is_off_for_one_graph_alone) {
     static float want[2 * ROW * ROWS];
     computes_as_wished(backend, apart, NULL, false);
     CHECK_OK(gcuda_backend_tensor_get(b.out[0], want, 0, sizeof want));
-    for (int run = 0; run < 3; ++run) { // launched, captured, replayed: the nodes are the same, the plans are two
+    for (int run = 0; run < 3; ++run) { // launched, captured, replayed: same nodes, two plans
         computes_as_wished(backend, apart, want, false);
         computes_as_wished(backend, fused, want, true);
     }
     struct gcuda_cuda_plan_stats stats;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
     CHECK(stats.n_made == 2 && stats.n_plans == 2 && stats.n_fused == 1 && stats.n_updated == 0);
-    gcuda_graph_set_fusion(apart, true); // each switch finds the plan that is there
+    gcuda_graph_set_fusion(apart, true); // each switch finds the existing plan
     computes_as_wished(backend, apart, want, true);
     gcuda_graph_set_fusion(fused, false);
     computes_as_wished(backend, fused, want, false);
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
     CHECK_EQ_I(stats.n_made, 2);
-    // a plan of the caller's follows when it is given the graph
+    // a plan of the caller's changes when it is updated with the graph
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, apart);
     REQUIRE(plan != NULL);
     CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, 1);
@@ -4416,8 +4414,8 @@ static void compute_without(struct place * p, struct gcuda_cgraph * graph, const
     }
 }
 
-// A node without GCUDA_TENSOR_FLAG_COMPUTE is not computed, so no group may stand for it: every node of a group in
-// turn.
+// A node without GCUDA_TENSOR_FLAG_COMPUTE is not computed, so no group may replace it: tried with every node of a
+// group.
 static void leave_out_one(builder make, int variant, const char * wanted) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
@@ -4545,8 +4543,8 @@ static void log_of(builder make, int variant, struct log_lines * lines) {
     placed_end(&c, plan);
 }
 
-// Routing whose weights are not divided (variant 0) or whose order is ascending (1); a norm with weights in F16 (2), or
-// that others read (3); products with a bias of another shape (4); nothing wrong (5).
+// Misses. Routing: weights not divided (variant 0), ascending order (1). A norm with F16 weights (2), or with other
+// readers (3). Products with a bias of another shape (4). Variant 5 matches.
 static void build_missed(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;

@@ -1,5 +1,5 @@
 // GGUF files loaded to simulated devices: through uploaders, from a map, memory, a FILE; over a scheduler's devices;
-// into row-split buffers; stopped at every call; every CUDA call failing in turn.
+// into row-split buffers. Stopped at every call. Each CUDA call fails once.
 #include "sim-test.h"
 
 // =====================================================================================================================

@@ -171,8 +171,8 @@ TEST(shared_memory_is_capped_by_the_context) {
     clean();
 }
 
-// An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its
-// memory.
+// An uploader of a backend works in the backend's context, on separate threads; an uploader of the device must not
+// write to the backend's memory.
 TEST(uploads_into_a_context_of_the_callers) {
     enum { N_BYTES = 50000 };
     static unsigned char in[N_BYTES], out[N_BYTES];
@@ -295,8 +295,8 @@ static const char * use_backend(const struct gcuda_cuda_params * params, struct 
     return failed;
 }
 
-// The caller's thread has no context, the device's own, that of another device, or one of its own making; the backend
-// works in the runtime's, or in one of the caller's.
+// The caller's thread has no context, the device's primary one, that of another device, or a new one. The backend works
+// in the primary context, or in one of the caller's.
 TEST(the_callers_context_is_as_before_after_every_call) {
     for (int caller = 0; caller < 5; ++caller) {
         for (int own = 0; own < 3; ++own) {
@@ -730,7 +730,7 @@ static gcuda_status ask_an_event(gcuda_backend_t backend) {
     return st;
 }
 
-// A product three times, rows set and got as rows that lie apart, imports, events.
+// A product three times, strided rows set and got, imports, events.
 static gcuda_status use_of_it_all(const struct gcuda_cuda_params * params) {
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
     if (backend == NULL) { return GCUDA_STATUS_FAILED; }
@@ -754,7 +754,8 @@ static gcuda_status use_of_it_all(const struct gcuda_cuda_params * params) {
     return st;
 }
 
-// With a context, a stream and a handle of the caller's, in turn; waiting in every way; and what ends with the library.
+// With the caller's context, stream and handle, one at a time; every way of waiting; and objects that end with the
+// library.
 static gcuda_status all_settings(CUcontext context, cudaStream_t stream, void * handle) {
     struct gcuda_cuda_params params;
     gcuda_status first = GCUDA_STATUS_SUCCESS;

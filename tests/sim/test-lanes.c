@@ -1,5 +1,5 @@
-// Branches of a graph on streams of their own (gcuda_cuda_params.concurrency): the same bits whatever the streams do,
-// node by node, as a plan and as a CUDA graph; where it pays and where not; every CUDA call failing in turn.
+// Branches of a graph on forked streams (gcuda_cuda_params.concurrency): equal bits in any order of the streams, node
+// by node, as a plan and as a CUDA graph. Graphs for which it pays and others. Each CUDA call fails once.
 #define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 

@@ -1,6 +1,6 @@
 // Device and page-locked memory on the simulated device: scratch pools of both kinds, budgets, statistics, the caller's
-// allocators, managed memory, registered memory, peers, and every call failing in turn. Contains the implementation,
-// for pools without an operation around them.
+// allocators, managed memory, registered memory, peers. Each call fails once. Contains the implementation, to test
+// pools alone.
 #define GCUDA_IMPLEMENTATION
 #include "sim-test.h"
 
@@ -31,7 +31,7 @@ static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
 }
 static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_release(&cu->pool, ptr); }
 
-// What the device itself says is in use.
+// Memory in use, by the device itself.
 static size_t used_of(int device) {
     size_t n_free = 0, n_total = 0;
     CHECK_OK(gcuda_backend_cuda_get_device_memory(device, &n_free, &n_total));
@@ -65,7 +65,7 @@ struct live {
     size_t size;
 };
 
-// Both ends of a block can be written, and nobody else has them.
+// Both ends of a block can be written and belong to it alone.
 static void check_block(struct gcudai_cuda * cu, const struct live * live, int n) {
     const struct live * b = &live[n];
     CHECK((uintptr_t) b->ptr % 256 == 0);
@@ -211,7 +211,7 @@ TEST(a_full_device_says_what_was_wanted_and_what_is_free) {
         CHECK(take(cu, SIZE_MAX / 2, &q) == GCUDA_STATUS_ALLOC_FAILED && q == NULL);
         CHECK(gcuda_backend_alloc_buffer(&cu->backend, 8 * MB) == NULL);
         CHECK_HAS(gcuda_last_error(), "8388608 bytes wanted");
-        CHECK(stats_of(cu).peak < 12 * MB); // what was refused never was there
+        CHECK(stats_of(cu).peak < 12 * MB); // refused memory was never allocated
         give(cu, p);
         CHECK_OK(take(cu, 12 * MB, &p)); // what was cached makes room
         give(cu, p);
@@ -833,7 +833,7 @@ TEST(cublas_works_in_memory_of_the_backends) {
         fresh(1, 64 * MB, 1);
         struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, budgets[i]);
         REQUIRE(cu != NULL);
-        CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, 0); // nobody has asked for a product
+        CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, 0); // no product has run
         CHECK_OK(a_product(&cu->backend, &value));
         CHECK_OK(a_product(&cu->backend, &value));
         CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, wanted[i]);
@@ -950,7 +950,7 @@ TEST(functions_are_found_by_name) {
     const float shares[2] = { 1, 3 };
     CHECK(split(0, shares) == gcuda_backend_cuda_split_buffer_type(0, shares, 2) && split(0, NULL) != NULL);
     CHECK(split(5, NULL) == NULL);
-    CHECK(!add(mine, sizeof mine)); // nobody has allowed it
+    CHECK(!add(mine, sizeof mine)); // not enabled
     CHECK_EQ_I(sim_counts("cudaHostRegister"), 0);
     setenv("GCUDA_CUDA_REGISTER_HOST", "1", 1);
     CHECK(add(mine, sizeof mine) && !add(mine, sizeof mine));
@@ -985,7 +985,7 @@ TEST(each_device_is_named_once) {
         { "NVIDIA GeForce GTX 1650 Ti", true }, { "NVIDIA GeForce MX4500", false },
         { "NVIDIA GeForce GTX 1080", false }, { "NVIDIA GeForce RTX 2060", false } };
     const bool has_turing = strstr(gcuda_kernels_archs(), "750") != NULL;
-    // which get a line of advice beside, where they run code for 7.5
+    // and a line of advice if they run code for 7.5
     for (size_t i = 0; i < sizeof chips / sizeof chips[0]; ++i) {
         struct gcudai_cuda_devices found;
         GCUDAI_ZERO(found);

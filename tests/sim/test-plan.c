@@ -1,5 +1,5 @@
-// Compiled plans on the simulated device: what is worked out once, what follows changes, the cache and its bounds, CUDA
-// graphs, and every allocation and every CUDA call failing in turn.
+// Compiled plans on the simulated device: results computed once, updates after changes, the cache and its bounds, CUDA
+// graphs. Each allocation and each CUDA call fails once.
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
@@ -63,7 +63,7 @@ static struct gcuda_cuda_plan_stats stats_of(gcuda_backend_t backend) {
     return s;
 }
 
-// Both backends on the data that is there: the same bits in the result and in the cache.
+// Both backends on the current data: equal bits in the result and in the cache.
 static void expect_same(
     struct model * m, gcuda_backend_t plain, gcuda_backend_t planned, gcuda_backend_graph_plan_t plan) {
     static float want[M * 64], got[M * 64], want_cache[M * 64], got_cache[M * 64];
@@ -166,7 +166,7 @@ TEST(a_plan_follows_views_that_moved_and_other_parameters_when_told) {
     clean();
 }
 
-// What the caller changes of it: the place that it writes to, and a factor.
+// Changes by the caller: the address that it writes to, and a factor.
 static void change(struct model * m, int to) {
     const float factor = 0.25f + 0.5f * (float) to;
     move_view(m, 5 * (to % 8));
@@ -202,8 +202,8 @@ TEST(a_graph_is_captured_by_its_second_run_without_a_change) {
     clean();
 }
 
-// Steps of one launch, of several, with scratch, and without any: each changes in turn, twice, and is run kernel by
-// kernel, captured and replayed.
+// Steps of one launch, of several, with scratch, and without a launch. Each changes twice and is run kernel by kernel,
+// captured and replayed.
 static void change_each_step(enum gcuda_cuda_switch overlap) {
     enum { LONG = 50000, N_STEPS = 9 };
     struct gcuda_cuda_params params;
@@ -257,7 +257,7 @@ TEST(each_step_that_changes_is_captured_again) {
     change_each_step(GCUDA_CUDA_ON);
 }
 
-// Where the executable graph does not take a capture over, it is made anew, and nobody sees a difference.
+// If the executable graph cannot be updated with a capture, it is instantiated again; results do not change.
 TEST(an_executable_graph_that_cannot_be_updated_is_made_anew) {
     gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
     struct model m;
@@ -321,7 +321,7 @@ TEST(another_kernel_is_captured_too) {
     clean();
 }
 
-// ---- sources behind an absent one: sinks without a mask ----
+// ---- sources after an absent one: sinks without a mask ----
 
 enum { SINKS_HEADS = 4, SINKS_PLACES = 8 };
 struct sinks_graph {
@@ -474,7 +474,7 @@ TEST(a_graph_finds_its_plan_by_shape) {
     CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == 2 && s.n_updated == 0 && s.n_captures == 1 &&
           s.n_graph_launches == 2);
     CHECK(s.n_bytes > 0);
-    for (int run = 0; run < 3; ++run) { // with other weights they keep plans of their own
+    for (int run = 0; run < 3; ++run) { // with other weights they keep separate plans
         for (int i = 0; i < 6; ++i) { expect_same(&m[i], plain, planned, NULL); }
     }
     s = stats_of(planned);
@@ -643,7 +643,7 @@ TEST(plans_follow_the_size_of_clusters) {
     struct gcuda_tensor * kv = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F16, SIZE, POSITIONS, 1, 1);
     struct gcuda_tensor * result = gcuda_flash_attn_ext(p.ctx, q, kv, kv, NULL, 0.125f, 0.0f, 0.0f);
     REQUIRE(place_alloc(&p, by));
-    for (int i = 0; i < 2; ++i) { // 16 blocks are asked for: the device has no such clusters, or does not say
+    for (int i = 0; i < 2; ++i) { // a cluster of 16: the device has none, or the query fails
         struct gcuda_flash_attn_plan chosen;
         union gcuda_args args;
         memset(&args, 0, sizeof args);
@@ -1081,8 +1081,8 @@ TEST(threads_capture_beside_each_other) {
 // =====================================================================================================================
 // >>faults
 // =====================================================================================================================
-// The model six times, by the cache and by a plan of its own: as it is and after two changes, each time launched kernel
-// by kernel and then captured, first into a new executable graph. SUCCESS, or the first failure.
+// The model six times, by the cache and by a separate plan: unchanged and after two changes. Each is launched kernel by
+// kernel and then captured, first into a new executable graph. SUCCESS, or the first failure.
 static gcuda_status six_runs(gcuda_backend_t backend, struct model * m) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, m->graph);
@@ -1193,7 +1193,7 @@ static gcuda_backend_t cuda_on(int device) {
     return gcuda_backend_cuda_init_params(&params);
 }
 
-// The copy has the data of the original, memory of its own on its backend, and gives the same when computed there.
+// The copy has the data of the original, separate memory on its backend, and equal results there.
 static gcuda_status copy_to(gcuda_backend_t from, gcuda_backend_t to, struct model * m, bool is_same_bits) {
     static float want[M * 64], got[M * 64];
     struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(to, m->graph);
@@ -1253,8 +1253,8 @@ TEST(graphs_are_copied_between_devices_and_compared_node_by_node) {
     clean();
 }
 
-// Each call of CUDA's in turn while a graph is copied from one device to another, compared there: a status, and nothing
-// left behind.
+// Each CUDA call fails once while a graph is copied from one device to another and compared there: a status, and no
+// leak.
 TEST(a_copy_that_fails_leaves_nothing) {
     static const char * const calls[] = { "cudaMalloc", "cudaMemcpyAsync", "cudaMemcpyPeerAsync",
         "cudaStreamSynchronize", "cudaEventRecord" };
@@ -1346,8 +1346,8 @@ TEST(a_product_is_chosen_once_per_plan) {
 // =====================================================================================================================
 // >>speed
 // =====================================================================================================================
-// Of the host: making a plan of 1,000 nodes, and replaying it, without what the launch of the CUDA graph takes. The
-// least of several times, because the machine has other things to do.
+// Host time of making a plan of 1,000 nodes, and of replaying it without the launch of the CUDA graph. The minimum of
+// several, because the machine is shared.
 static double least_us(double least, int64_t begin_us) {
     const double us = (double) (gcuda_time_us() - begin_us);
     return us < least ? us : least;

@@ -1,5 +1,5 @@
 // Profiling on the simulated device: callbacks, one record per launched node with a time, traces that are JSON, running
-// out of memory, every CUDA call failing in turn.
+// out of memory. Each CUDA call fails once.
 #define _GNU_SOURCE 1
 #include "sim-test.h"
 

@@ -1,8 +1,8 @@
-// Random graphs on the simulated device. The same graph, made twice from one seed: in memory of its own and launched
-// node by node, and in memory that the graph allocator reuses, planned, fused, captured and replayed on other data.
-// Bits are the same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Half of
-// the graphs are strict; in the others scale and soft_max may round less often, and those that do are near. Then the
-// same graphs through the scheduler, over GPUs and the CPU.
+// Random graphs on the simulated device. One seed makes the same graph twice. One has separate memory and is launched
+// node by node. The other has memory that the graph allocator reuses, and is planned, fused, captured and replayed on
+// other data. Bits are equal. Without rounding, sorting and blocks the CPU's results are near, too. Half of the graphs
+// are strict. In the others scale and soft_max may round less often; their results are near. Then the same graphs
+// through the scheduler, over GPUs and the CPU.
 //
 //   GCUDA_RANDOM_SEED=17 build/sim/test-random      that seed alone
 #define GCUDA_IMPLEMENTATION
@@ -76,7 +76,7 @@ static struct gcuda_tensor * small(struct gen * g, struct gcuda_tensor * t) {
 
 enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 105 }; // and the blocks, see below
 
-// A node of some kind over what is there; NULL: it does not fit.
+// A random node on existing tensors; NULL: it does not fit.
 static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
     static const enum gcuda_unary_op unary[] = { GCUDA_UNARY_OP_NEG, GCUDA_UNARY_OP_TANH, GCUDA_UNARY_OP_ELU,
         GCUDA_UNARY_OP_SIGMOID, GCUDA_UNARY_OP_GELU, GCUDA_UNARY_OP_GELU_QUICK, GCUDA_UNARY_OP_SILU,
@@ -227,7 +227,7 @@ static struct gcuda_tensor * some_f32(struct gen * g, int64_t ne0, int64_t ne1, 
     return f32(g, ne0, ne1, ne2, 1);
 }
 
-// What models with recurrences, images and training have: inputs of their own shapes, and results that go on as F32.
+// Nodes of models with recurrences, images and training: inputs of special shapes, results in F32 for the next nodes.
 static struct gcuda_tensor * other_node(struct gen * g, int kind) {
     struct gcuda_context * c = g->ctx;
     struct gcuda_tensor *a = any(g), *d = dense(g, a), *e = NULL, *in[6];
@@ -400,7 +400,7 @@ static struct gcuda_tensor * block_experts(struct gen * g) {
     return below(g, 2) ? gcuda_mul(c, y, some_f32(g, 1, used, tokens)) : y;
 }
 
-// Queries, keys, values: two to four products of the same columns, joined behind them.
+// Queries, keys, values: two to four products of the same columns, joined afterwards.
 static struct gcuda_tensor * block_beside(struct gen * g) {
     int64_t ne0 = 0;
     const enum gcuda_type type = weights_of(g, below(g, 4) ? N_FLOATS : 0, &ne0);
@@ -536,7 +536,7 @@ static struct gcuda_tensor * block_attention(struct gen * g) {
     return attention(g, q, leaf(g, cache_type(g), head, positions, kv_heads, 1, 0), positions, kv_heads);
 }
 
-// Sums of 16 bits in F32, and what is done with them, element by element.
+// 16-bit sums in F32, followed by element-wise operations.
 static struct gcuda_tensor * block_add_cast(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     struct gcuda_tensor * a = any(g);
@@ -679,8 +679,8 @@ static void grow(struct gen * g, int n_nodes) {
     }
 }
 
-// turn: of graphs one after the other, whatever chance says, each has a block and another kind of node in turn, and
-// shows them.
+// turn: selects a block and a kind of node that the graph must have as outputs, so that consecutive graphs have all of
+// them.
 static struct gcuda_cgraph * make(struct gen * g, int n_nodes, int turn) {
     static const int64_t shapes[][4] = { { 32, 6, 1, 1 }, { 24, 4, 3, 1 }, { 256, 3, 1, 1 }, { 33, 5, 2, 2 },
         { 64, 1, 1, 1 }, { 7, 9, 2, 1 } };
@@ -705,7 +705,7 @@ static struct gcuda_cgraph * make(struct gen * g, int n_nodes, int turn) {
     return graph;
 }
 
-// Values as rows of t's type. Quantizing takes long: rows behind the first few of weights are these again.
+// Values as rows of t's type. Quantizing is slow: weights repeat their first few rows.
 static void fill_rows(const struct gcuda_tensor * t, const float * values, char * bytes) {
     enum { N_ROWS = 13 }; // no number of rows that kernels take at a time
     const int64_t n_rows = gcuda_nrows(t), n = gcuda_is_quantized(t->type) && n_rows > N_ROWS ? N_ROWS : n_rows;
@@ -831,8 +831,8 @@ static bool is_float(const struct gcuda_tensor * t) {
     return t->type == GCUDA_TYPE_F32 || t->type == GCUDA_TYPE_F16 || t->type == GCUDA_TYPE_BF16;
 }
 
-// The sum of squares by which node i moves when the numbers that the graph starts from move in their last places: what
-// is left where sums cancel, which no two ways of computing it share.
+// Sum of squared changes of node i when the inputs change in their last bits. This is what remains when sums cancel;
+// any two ways of computing differ by as much.
 static double noise_of(struct one * o, gcuda_backend_t by, int round, int i, const char * want) {
     enum { N_NUDGES = 4 };
     const struct gcuda_tensor * t = o->graph->nodes[i];
@@ -882,14 +882,14 @@ static bool is_of_cancelled(const struct gcuda_tensor * t) {
     return is_so;
 }
 
-// Results that are views are left out: what lies between their elements is nobody's.
+// Results that are views are left out: bytes between their elements are undefined.
 static bool is_compared(const struct gcuda_tensor * t) {
     return (t->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 && gcuda_is_contiguous(t);
 }
 
-// a, computed some way, against b. near_to NULL: bits are the same; else what computed a, and squared errors are at
-// most 1e-6 of the squares, or what inputs that move in their last places account for. kept: b's results, one behind
-// the other; NULL: what its tensors hold.
+// Compares a with b. near_to NULL: bits are equal. Else the backend that computed a: squared errors are at most 1e-6 of
+// the squares, or those that changes of the inputs' last bits explain. kept: b's results, contiguous; NULL: in its
+// tensors.
 static void compare(
     uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t near_to) {
     const bool is_exact = near_to == NULL;
@@ -947,7 +947,7 @@ static void count_nodes(const struct gcuda_cgraph * graph) {
     }
 }
 
-// What is only moved, keys and values of some quantized type, and all types where there are enough graphs for that.
+// Quantized types that are only moved, those of keys and values, and all types if there are enough graphs.
 static void check_types(void) {
     int n_in_blocks = 0;
     for (int i = 0; i < N_WEIGHTS; ++i) {
@@ -971,15 +971,14 @@ static void count_patterns(gcuda_backend_t planned) {
     }
 }
 
-// Products on warp groups need wgmma, which the simulated device has not: it says so, and plans go without.
+// Path WGMMA needs wgmma, which the simulated device reports as missing; plans do without it.
 static bool may_be_planned(const char * pattern) {
     const bool is_on_warp_groups =
         strcmp(pattern, "mul_mat beside mul_mat, many columns") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
     return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "mul_mat beside mul_mat, tiles") != 0);
 }
 
-// What is exempt is not reached, either: a pattern with another name would be missed, one that can run by now asked
-// for.
+// Exempt patterns must not be reached either: that finds renamed patterns, and those that can run by now.
 static void check_patterns(void) {
     for (int i = 0; i < N_PATTERNS; ++i) {
         const char * name = gcudai_cuda_patterns[i].name;
@@ -1015,7 +1014,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     params.max_plans = 0;
     params.graphs = GCUDA_CUDA_ON; // AUTO leaves them out below 7.0
     params.strict = is_strict(seed, &a);
-    params.concurrency = seed % 4 == 3 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // branches on streams of their own
+    params.concurrency = seed % 4 == 3 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // branches on forked streams
     params.overlap = seed % 3 == 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t planned = gcuda_backend_cuda_init_params(&params);
     const bool is_near = !params.strict && may_round_less(a.graph);
@@ -1120,8 +1119,8 @@ static void choose_backends(
     }
 }
 
-// Inputs of a round, queued behind those that still read the ones of the round before. What is not copied at once stays
-// in data.
+// Inputs of a round, queued after the work that still reads those of the previous round. Inputs that are copied later
+// stay in data.
 static void queue_leafs(struct one * o, int round, gcuda_backend_sched_t sched, char ** data) {
     for (int i = 0; i < o->g.n_leafs; ++i) {
         struct gcuda_tensor * t = o->g.leafs[i];
@@ -1146,7 +1145,7 @@ static size_t queue_results(struct one * o, gcuda_backend_sched_t sched, char * 
     return size;
 }
 
-// Rounds under way at once: copies take turns, and with is_placed_anew inputs, too. The caller frees the buffer of all
+// Rounds in flight together: copies alternate, and with is_placed_anew inputs, too. The caller frees the buffer of all
 // results.
 static gcuda_backend_buffer_t run_queued(struct one * o, gcuda_backend_sched_t sched, bool is_placed_anew) {
     static char * data[N_QUEUED][MAX_LEAFS];
@@ -1166,8 +1165,8 @@ static gcuda_backend_buffer_t run_queued(struct one * o, gcuda_backend_sched_t s
     return buffer;
 }
 
-// Smooth graphs are compared with the CPU's results. In others everything is computed by GPUs, whose bits are those of
-// one. Of three graphs one is waited for each time, two have rounds under way at once.
+// Smooth graphs are compared with the CPU's results. Others run on GPUs alone, with the bits of one GPU. One graph in
+// three is waited for each time; two have several rounds in flight.
 static void run_scheduled(uint64_t seed, int * n_splits) {
     const int n_gpus = 1 + (int) (seed / 2 % MAX_GPUS);
     const bool is_smooth = seed % 2 == 0;

@@ -5,8 +5,8 @@
 
 #include "sched-test.h"
 
-// CPU and GPU round differently; weights in blocks meet activations rounded to 8 bits on the one and not always on the
-// other. Over four layers with a norm at the end.
+// CPU and GPU round differently: with quantized weights the CPU rounds activations to 8 bits, the GPU not always. Over
+// four layers with a norm at the end.
 #define MAX_NMSE_F32 1e-9
 #define MAX_NMSE_Q8_0 1e-3
 
@@ -105,16 +105,16 @@ static uint64_t n_seeds(void) {
     return n ? strtoull(n, NULL, 10) : test_full() ? 20 : 2;
 }
 
-// Of what others ask in more orders: another kernel (1 s an order), or from where it is copied.
+// Cases that other tests cover in more orders: another kernel (1 s per order), or another source of the copy.
 static uint64_t n_few_seeds(void) { return n_seeds() < 100 ? (n_seeds() + 4) / 5 : 20; }
 // of what two others ask in all
 static uint64_t n_other_seeds(void) { return n_seeds() < 100 ? n_few_seeds() : n_seeds(); }
-// At level ci the later ones go over the numbers of GPUs in turn.
+// At level ci each later one tries one number of GPUs.
 static bool is_asked(uint64_t seed, int i, int n) {
     return n_seeds() >= 100 || seed <= n_few_seeds() || (int) (seed / 2 % (uint64_t) n) == i;
 }
 
-// All runs on n GPUs, a layer on each in turn.
+// All runs on n GPUs, layers distributed round robin.
 static void run_network(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, int n, uint64_t seed, float * got) {
     struct gpus g;
     struct net net;
@@ -207,9 +207,9 @@ static void run_dealt(
     clean();
 }
 
-// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums
-// are cut, and the last bit of one may be the last of 16 where the next product rounds it.
-// Whatever the order, the bits are those of the first.
+// Weights on one device give equal bits unless bound > 0. On tensor cores the number of an expert's rows determines how
+// sums are split. The last bit of a sum may become the last of 16 bits where the next product rounds it. Any order of
+// streams gives the bits of the first.
 static void check_dealt(
     enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, double bound, uint64_t n_orders) {
     static float whole[N_RUNS * DEALT_OUT], first[N_RUNS * DEALT_OUT], got[N_RUNS * DEALT_OUT];
@@ -481,7 +481,7 @@ TEST(nothing_waits_for_copies_from_the_host) {
             if (run == 0) { before = n_host_waits(); }
             CHECK_OK(net_set(&net, (uint64_t) run));
             CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph));
-            if (run == n_copies) { CHECK_EQ_I(n_host_waits(), before); } // room for one run more than may be under way
+            if (run == n_copies) { CHECK_EQ_I(n_host_waits(), before); } // buffers for n_copies + 1 runs
             CHECK_OK(gcuda_backend_tensor_get_async(last, net.out, got + run * OUT, 0, OUT * sizeof(float)));
         }
         if (n_copies == 4) { CHECK_EQ_I(n_host_waits(), before); }
@@ -498,7 +498,7 @@ TEST(nothing_waits_for_copies_from_the_host) {
     }
 }
 
-// One graph, allocated once, its inputs on the first GPU: run after run is queued, each with inputs of its own.
+// One graph, allocated once, its inputs on the first GPU: run after run is queued, each with other inputs.
 TEST(runs_under_way_do_not_meet) {
     static struct net_data data[N_RUNS];
     float want[N_RUNS * OUT], *got = NULL;
@@ -540,9 +540,9 @@ TEST(runs_under_way_do_not_meet) {
     }
 }
 
-// With one copy of inputs a result may lie where a copy was, and the CPU has waited for the result's GPU: what the
-// caller enqueues there after the run, the next run's copy waits for all the same. In pieces, so that the other GPU
-// could be far ahead.
+// With one copy of inputs a result may reuse the memory of a copy, and the CPU has waited for the result's GPU. The
+// next run's copy still waits for work that the caller enqueues there after the run. Computed in pieces, so that the
+// other GPU could be far ahead.
 TEST(a_result_on_its_way_is_not_overwritten) {
     enum { N = 256, RUNS = 3, PIECE = N / 16 };
     const struct gcuda_init_params params = { 0, NULL, true };

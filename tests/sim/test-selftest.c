@@ -27,8 +27,8 @@ TEST(the_selftest_passes_on_every_device) {
     clean();
 }
 
-// From some kernel on none does anything, and says so to nobody: wrong numbers remain, and the message names whose they
-// are. (One alone would leave others with garbage for sizes.)
+// From some kernel on none does anything, without an error: wrong numbers remain, and the message names their case.
+// (One alone would leave others with garbage for sizes.)
 TEST(kernels_that_do_nothing_are_found) {
     struct gcuda_cuda_selftest_result r;
     fresh(1, 256 * MB, 1);
@@ -119,8 +119,8 @@ TEST(every_call_of_the_selftest_fails_in_turn) {
     clean();
 }
 
-// A sticky error: every later call says so at once, without touching the device, and everything can be freed.
-// What the runtime documents as the end of a process's work, by number: not every toolkit has the names.
+// A sticky error: every later call says so at once, without touching the device, and everything can be freed. Errors
+// that the runtime documents as fatal for the process, by number: not every toolkit has the names.
 TEST(what_ends_a_context_loses_the_backend) {
     static const int sticky[] = { 226, 214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911 };
     for (size_t i = 0; i < sizeof sticky / sizeof sticky[0]; ++i) {

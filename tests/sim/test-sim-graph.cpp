@@ -71,7 +71,7 @@ TEST(a_fork_and_a_join_are_replayed) {
         CHECK(cudaGraphGetNodes(g, nullptr, &n) == cudaSuccess && n == 3);
         cudaGraphNode_t nodes[3], before[3];
         CHECK(cudaGraphGetNodes(g, nodes, &n) == cudaSuccess);
-        // as captured: the first, the second behind it, the sum behind both
+        // as captured: the first, the second after it, the sum after both
         for (size_t i = 0, n_before = 3; i < 3; ++i, n_before = 3) {
             CHECK(cudaGraphNodeGetDependencies(nodes[i], before, nullptr, &n_before) == cudaSuccess && n_before == i);
             CHECK(i == 0 || before[0] == nodes[0] || before[1] == nodes[0]);

@@ -108,7 +108,7 @@ TEST(kernels_use_page_locked_memory_and_nothing_out_of_range) {
 }
 
 #if defined(SIM_TEST_ASAN)
-// AddressSanitizer ends the program: in a child, that reads one element behind the end, or what was freed.
+// AddressSanitizer ends the program: in a child that reads one element past the end, or freed memory.
 static int exit_code_of(int n_read, bool is_freed) {
     const pid_t child = fork();
     if (child == 0) {

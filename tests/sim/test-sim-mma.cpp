@@ -1,5 +1,5 @@
-// Tensor-core instructions and asynchronous copies on the simulated device: products of random matrices, whose elements
-// are put into fragments and taken from them as the tables of the PTX ISA say, register by register.
+// Tensor-core instructions and asynchronous copies on the simulated device: products of random matrices. Elements are
+// put into fragments and taken from them register by register, by the tables of the PTX ISA.
 #include "sim-launch.h"
 #include "sim_mma.h"
 

@@ -495,7 +495,7 @@ TEST(products_of_halves_and_of_lists) {
     CHECK(cudaMemcpy(da, a, 8, cudaMemcpyHostToDevice) == cudaSuccess &&
           cudaMemcpy(db, b, 8, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cublasCreate_v2(&handle) == 0 && cublasGetVersion_v2(handle, &version) == 0 && version >= 130000);
-    for (int type : { 2, 14 }) { // [1 3; 2 4] squared, and half of what was there
+    for (int type : { 2, 14 }) { // [1 3; 2 4] squared, plus half of the old contents
         void * x = type == 2 ? da : db;
         CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
         CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, x, type, 2, x, type, 2, &a_half, dc, 0, 2, 68, -1) == 0);
@@ -576,8 +576,8 @@ TEST(products_of_the_cublas_stand_in) {
     clean();
 }
 
-// Two products of one number each, whose addresses are copied to the device behind the call's back: in stream order,
-// before it.
+// Two products of one number each, whose addresses are copied to the device separately from the call: before it in
+// stream order.
 TEST(cublas_reads_addresses_on_the_device) {
     const float one = 1.0f, zero = 0.0f, numbers[12] = { 2, 0, 0, 0, 3, 0, 0, 0, 5 }; // at multiples of 16 bytes
     float *x = on_device<float>(12), y[8] = { 0 };

@@ -21,7 +21,7 @@ enum mistake {
     NEVER_RELEASED,
     NO_WGMMA_FENCE,
     TOUCHED_SUMS,   // accumulators, before the wait
-    NO_ASYNC_FENCE, // behind an ordinary store to an operand
+    NO_ASYNC_FENCE, // after an ordinary store to an operand
     EARLY_READ,     // the producer's shared memory without waiting
     TOO_MANY_ARRIVALS,
     UNEQUAL_WARPS, // one warp multiplies something else
@@ -385,14 +385,13 @@ TEST(forms_of_wgmma) {
     clean();
 }
 
-// ---- copies of boxes, both ways ----
+// ---- copies of boxes ----
 struct boxes {
-    int rank, x, y, z; // where
-    int n;             // bytes
+    int x, y, z; // where
+    int n;       // bytes
 };
 
-static __global__ void k_boxes(
-    const D_GRID_CONSTANT d_tensor_map from, const D_GRID_CONSTANT d_tensor_map to, const boxes p, char * seen) {
+static __global__ void k_boxes(const D_GRID_CONSTANT d_tensor_map from, const boxes p, char * seen) {
     DYNAMIC_SHARED(char, shared);
     D_SHARED_MBARRIERS(bar_, 1);
     const uint32_t skip = 1024 - d_shared_address(shared) % 1024, at = d_shared_address(shared) + skip,
@@ -400,74 +399,55 @@ static __global__ void k_boxes(
     if (threadIdx.x == 0) {
         d_mbarrier_init(bar, 1);
         d_mbarrier_fence_init();
-        d_mbarrier_expect(bar, p.n);
-        if (p.rank == 2) {
-            d_tma_load_2d(at, from, p.x, p.y, bar);
-        } else {
-            d_tma_load_3d(at, from, p.x, p.y, p.z, bar);
-        }
-        d_mbarrier_arrive(bar);
+        d_mbarrier_arrive_expect(bar, p.n);
+        d_tma_load_4d(at, from, p.x, p.y, p.z, 0, bar);
     }
     __syncthreads();
     d_mbarrier_wait(bar, 0);
     for (int i = (int) threadIdx.x; i < p.n; i += 32) { seen[i] = shared[skip + (uint32_t) i]; }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        if (p.rank == 2) {
-            d_tma_store_2d(to, p.x, p.y, at);
-        } else {
-            d_tma_store_3d(to, p.x, p.y, p.z, at);
-        }
-        d_tma_commit();
-        d_tma_wait<0>();
-    }
 }
 
-// Boxes of 2 (or 4) x 8 x 2 pieces of 16 bytes that reach over every end; type: of tensor maps. Inside, what comes back
-// is what was there.
-static void copy_boxes(int type, int size, int swizzle, int rank, uint64_t seed) {
+// Boxes of 2 (or 4) x 8 x n_z pieces of 16 bytes that reach over every end; type: of tensor maps. Elements inside the
+// tensor arrive, all others are zeros.
+static void copy_boxes(int type, int size, int swizzle, int n_z, uint64_t seed) {
     enum { NE1 = 11, NE2 = 3 };
     sim_reset(1, 64 * MB, seed);
     const int ne0 = 96 / size + 1, row = 128, in_box = (swizzle == 0 ? 32 : 16 << swizzle) / size;
     struct rng r = rng_for("boxes");
     std::vector<char> data((size_t) (row * NE1 * NE2));
     for (char & c : data) { c = (char) (rng_u64(&r) & 63); } // floats of no infinities
-    char *from = copied(data), *to = copied(std::vector<char>(data.size(), 99));
-    const uint64_t ne[3] = { (uint64_t) ne0, NE1, NE2 }, nb[2] = { (uint64_t) row, (uint64_t) row * NE1 };
-    const uint32_t box[3] = { (uint32_t) in_box, 8, 2 }, ones[3] = { 1, 1, 1 };
+    char * from = copied(data);
+    const uint64_t ne[4] = { (uint64_t) ne0, NE1, NE2, 1 },
+                   nb[3] = { (uint64_t) row, (uint64_t) row * NE1, (uint64_t) row * NE1 * NE2 };
+    const uint32_t box[4] = { (uint32_t) in_box, 8, (uint32_t) n_z, 1 }, ones[4] = { 1, 1, 1, 1 };
     const tensor_map_encoder encode = find_tensor_map_encoder();
-    d_tensor_map maps[2];
-    CHECK(encode(&maps[0], type, (uint32_t) rank, from, ne, nb, box, ones, 0, swizzle, 0, 0) == 0);
-    CHECK(encode(&maps[1], type, (uint32_t) rank, to, ne, nb, box, ones, 0, swizzle, 0, 0) == 0);
-    boxes p = { rank, (int) (rng_u64(&r) % 5) - 3, (int) (rng_u64(&r) % 14) - 4, (int) (rng_u64(&r) % 4) - 1, 0 };
+    d_tensor_map map;
+    CHECK(encode(&map, type, 4, from, ne, nb, box, ones, 0, swizzle, 0, 0) == 0);
+    boxes p = { (int) (rng_u64(&r) % 5) - 3, (int) (rng_u64(&r) % 14) - 4, (int) (rng_u64(&r) % 4) - 1, 0 };
     if (size == 1) { p.x *= 16; }
-    p.n = in_box * size * 8 * (rank == 3 ? 2 : 1);
+    p.n = in_box * size * 8 * n_z;
     char * seen = copied(std::vector<char>((size_t) p.n, 77));
-    CHECK(launch(k_boxes, dim3(1), dim3(32), 16384, nullptr, maps[0], maps[1], p, seen) == cudaSuccess);
+    CHECK(launch(k_boxes, dim3(1), dim3(32), 16384, nullptr, map, p, seen) == cudaSuccess);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    const std::vector<char> got = fetched(seen, (size_t) p.n), back = fetched(to, data.size());
-    std::vector<char> want_back(data.size(), 99);
+    const std::vector<char> got = fetched(seen, (size_t) p.n);
     for (int i = 0; i < p.n; ++i) {
-        const int wide = in_box * size, x = p.x + i % wide / size, y = p.y + i / wide % 8,
-                  z = rank == 3 ? p.z + i / wide / 8 : 0;
+        const int wide = in_box * size, x = p.x + i % wide / size, y = p.y + i / wide % 8, z = p.z + i / wide / 8;
         const bool is_in = x >= 0 && x < ne0 && y >= 0 && y < NE1 && z >= 0 && z < NE2;
         const size_t at = is_in ? (size_t) (z * NE1 * row + y * row + x * size + i % size) : 0;
         const int piece = swizzle == 0 ? i / 16 : i / 16 ^ (i / 128 & ((1 << swizzle) - 1));
         CHECK_MSG(got[(size_t) (16 * piece + i % 16)] == (is_in ? data[at] : 0), "type %d, swizzle %d, byte %d", type,
             swizzle, i);
-        if (is_in) { want_back[at] = data[at]; }
     }
-    CHECK(back == want_back);
-    CHECK(cudaFree(from) == cudaSuccess && cudaFree(to) == cudaSuccess && cudaFree(seen) == cudaSuccess);
+    CHECK(cudaFree(from) == cudaSuccess && cudaFree(seen) == cudaSuccess);
     CHECK_EQ_I(sim_violations(), 0);
 }
 
 TEST(boxes) {
     for (uint64_t seed = 0; seed < n_seeds(20); ++seed) {
         for (int swizzle = 0; swizzle < 4; ++swizzle) {
-            copy_boxes(0, 1, swizzle, 2, seed);
-            copy_boxes(6, 2, swizzle, 3, seed);
-            copy_boxes(7, 4, swizzle, 3, seed);
+            copy_boxes(0, 1, swizzle, 1, seed);
+            copy_boxes(6, 2, swizzle, 2, seed);
+            copy_boxes(7, 4, swizzle, 2, seed);
         }
     }
     clean();
@@ -663,7 +643,7 @@ TEST(clusters_of_the_launch) {
             }
         }
     }
-    int n_wrong = 0; // threads of a block that reads before the block before it has written
+    int n_wrong = 0; // threads of a block that reads before the previous block has written
     for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
         const outcome o = run_cluster_put(k_cluster_put<PUTS_TOO_LATE>, 4, seed);
         n_wrong += o.is_wrong || o.has_failed;

@@ -342,7 +342,7 @@ TEST(rows_are_dealt_out_by_one_rule) {
             check_rows(t, w, 4, shares[i]);
         }
     }
-    // a remainder belongs to the last device with a share, not to one behind it
+    // a remainder belongs to the last device with a share, not to a later one
     gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, shares[4], 4);
     struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 1000);
     int64_t low, high;
@@ -462,7 +462,7 @@ static void last_free(void * user, void * ptr, size_t size) {
     kept[n_kept++] = ptr;
 }
 
-// What a tensor remembers of memory that is gone may be where another one's is now.
+// A tensor's stale address of freed memory may now be that of another one.
 TEST(placed_again_each_tensor_has_memory_of_its_own) {
     fresh(2, 64 * MB, 1);
     const struct gcuda_allocator allocator = { last_alloc, last_free, NULL };
@@ -883,7 +883,7 @@ static float * same_as_before(
     return wanted;
 }
 
-// A second operand whose rows overlap (stride 0) or lie apart goes to the other devices all the same.
+// A second operand whose rows overlap (stride 0) or have gaps is still copied to the other devices.
 TEST(operands_with_any_strides) {
     float * wanted = NULL;
     for (int turn = 0; turn < 4; ++turn) { // whole; direct, by the driver, through the host
@@ -919,8 +919,8 @@ TEST(operands_with_any_strides) {
     clean();
 }
 
-// With copies between the devices in them, also behind a product of whole weights, whose plan may be found again. Where
-// the driver stages those copies, CUDA takes no capture.
+// Plans with copies between the devices, also after a product of weights on one device, whose plan may be found again.
+// If the driver stages those copies, CUDA refuses a capture.
 static float * three_times(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct product * c) {
     struct place weights = place_begin(), p = place_begin();
     struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m),
@@ -1016,7 +1016,7 @@ TEST(captured_products_and_copies) {
         CHECK(cudaStreamEndCapture(stream, &captured) == cudaSuccess && cudaGraphDestroy(captured) == cudaSuccess);
         captured = NULL;
         float wanted[840], out[840];
-        CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // usable, and from now on everything is there
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // usable, and from now on everything is allocated
         CHECK_OK(gcuda_backend_tensor_get(y, wanted, 0, sizeof wanted));
         CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, sizeof wanted));
         CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);

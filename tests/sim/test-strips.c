@@ -1,6 +1,6 @@
-// Row-split products of many columns on kernels for warp groups: strips of rounded columns, and what ties them
-// together, on several simulated devices. The kernels themselves are not for these: in their place stand products of
-// the first 32 elements of k, of every eighth column, which take and leave their operands where the real ones do.
+// Row-split products of many columns on path WGMMA: strips of prequantized activations and their synchronization, on
+// several simulated devices. These have no wgmma kernels. Substitutes multiply the first 32 elements of k of every
+// eighth column; they read and write at the addresses of the real ones.
 #define gcuda_has_warp_groups fake_has_warp_groups
 #define gcuda_mul_mat_takes fake_takes
 #define gcuda_mul_mat_scratch_bytes fake_scratch_bytes
@@ -234,8 +234,8 @@ static const struct setting settings[] = {
     { 3, 4, { 1, 3, 2 }, 600, 512, false, GCUDA_CUDA_PEER_AUTO },
     { 3, 4, { 0, 1, 1 }, 300, 0, false, GCUDA_CUDA_PEER_AUTO },
 };
-// products go the same way, and columns are rounded by each device: too few of them, strips of no whole tiles, all at
-// once, no access, none with so many columns
+// products take the same path, and each device quantizes the activations. Reasons: too few columns, strips that are no
+// whole tiles, all at once, no access, no strips with this many columns
 static const struct setting others[] = {
     { 2, 4, { 1, 1 }, 128, 0, false, GCUDA_CUDA_PEER_AUTO },
     { 2, 4, { 1, 1 }, 300, 104, false, GCUDA_CUDA_PEER_AUTO },

@@ -1,7 +1,7 @@
 // Switches that leave kernels out (GCUDA_KERNEL_NO_...): the device refuses what is gone and names the switch, and
-// keeps the rest. Here the kernels are all there and some switches are set for the implementation; tests/sim/run.py
-// (group switches) builds it once more with all of them for both, TEST_ALL_SWITCHES, and runs what is left. Each by
-// itself is tests/compile/switches.py's.
+// keeps the rest. Here all kernels exist and some switches are set for the implementation. tests/sim/run.py (group
+// switches) builds it again with all switches for both (TEST_ALL_SWITCHES) and runs the rest. Each by itself is
+// tests/compile/switches.py's.
 #if !defined(TEST_ALL_SWITCHES)
 #define GCUDA_KERNEL_NO_BF16
 #define GCUDA_KERNEL_NO_Q4_0 1

@@ -1,6 +1,6 @@
-// Uploads and downloads through page-locked slots, on the simulated device: sizes, offsets, slots and threads at
-// random, order with backends, threads that the system does not give, freeing in the middle, every CUDA call failing in
-// turn. Contains the implementation, for a thread start that can be told to fail.
+// Uploads and downloads through page-locked slots, on the simulated device: random sizes, offsets, slots and threads;
+// order with backends; threads that do not start; freeing during copies. Each CUDA call fails once. Contains the
+// implementation, to make thread starts fail.
 #define _GNU_SOURCE 1
 #include <pthread.h>
 static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg);
@@ -196,7 +196,7 @@ TEST(computing_is_ordered_after_uploads_and_before_downloads) {
     clean();
 }
 
-// Each uploader and backend from a thread of its own.
+// Each uploader and backend on a separate thread.
 struct pair {
     int device;
     uint64_t seed;

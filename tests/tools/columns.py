@@ -9,7 +9,7 @@ Lines of at most 120 columns stay, except those that continue the paragraph, sta
 they are compared before and after, without blanks and comments, adjacent string literals joined. A file that would differ is not written.
 
   - comment: the paragraph is wrapped again from the long line on; a row of a table continues under its last column
-  - comment at the end of code: moves to a line of its own above the code
+  - comment at the end of code: moves to a separate line above the code
   - code: `{ ... }` on one line is opened, then the line breaks where a reader breaks it (BREAKS), continued 4 columns further in
   - macro: the same, and the backslashes stand in one column if they did
 """
@@ -495,7 +495,7 @@ def is_word(tokens, k):
 
 
 def block_at(tokens):
-    """(index of the first block's { with more behind it, index of its }); a } that is not there: the end."""
+    """(index of the first block's { with more after it, index of its }); a } that is not there: the end."""
     for k, t in enumerate(tokens):
         if t.text == "{" and t.kind == "sign" and t.is_block and k + 1 < len(tokens):
             for m in range(k + 1, len(tokens)):
@@ -553,7 +553,7 @@ def lay(tokens, first, cont, base, width, deeper=0):
 
 
 def lay_ternary(tokens, first, cont, width):
-    """A statement that is a conditional expression, with each : on a line of its own; None: it is none, or has no such layout."""
+    """A statement that is a conditional expression, with each : on a separate line; None: it is none, or has no such layout."""
     depths(tokens)
     outer = [k for k, t in enumerate(tokens) if t.depth == 0 and t.kind == "sign" and t.text in ("?", ":", ",")]
     signs = "".join(tokens[k].text for k in outer)

@@ -3,7 +3,7 @@
 Into >>ops of gcuda.h, between the lines `optable-begin` and `optable-end`, goes the table of operations and types that
 tests/tools/optable.c makes.
 
-    gen_readme.py gcuda.h           rewrite gcuda.h, and README.md beside it
+    gen_readme.py gcuda.h           rewrite gcuda.h, and README.md next to it
     gen_readme.py --check gcuda.h   only say whether they are as they would be written (exit 1 if not)
 """
 import argparse
@@ -17,7 +17,7 @@ OPTABLE = re.compile(r"(^// optable-begin.*?\n).*?(^// optable-end)", re.S | re.
 
 
 def optable(root):
-    """Asks the library itself, built once more without optimization in a folder of its own."""
+    """Asks the library itself, built again without optimization in a separate folder."""
     folder = "build/readme"
     subprocess.run(["make", "-s", "--no-print-directory", f"B={folder}", "CFLAGS=-O0", f"{folder}/gcuda_impl.o"], cwd=root, check=True)
     cc = os.environ.get("CC", "cc").split()

@@ -5,7 +5,7 @@
 
 LIBRARY is a program built as a shared library whose main is called gcuda_main:
     cc ... -fPIC -shared -Dmain=gcuda_main examples/llm.c ... -o build/cuda/libllm.so
---last MS counts only what began in the last so many milliseconds of the run: generation after a prompt.
+--last MS counts only launches in the last MS milliseconds of the run: generation after a prompt.
 """
 import argparse
 import collections

@@ -212,7 +212,7 @@ PHRASES = [
 PLAIN = ("LICENSE beside this one", "hides behind", "hide behind", "test-warp-groups.c")
 MAX_SENTENCE = 30  # words
 
-# Sections whose comments are not rewritten yet, by name. Checked are these files and examples/*.c.
+# Sections whose comments are not rewritten yet, by name. Checked are these files, and all C, C++ and CUDA files of examples and tests.
 UNWRITTEN = {
     "README.md": "",
     "CHANGELOG.md": "",
@@ -435,6 +435,10 @@ def check_generated():
         check(f"{os.path.basename(tool)}: generated part is current", text if p.returncode else [])
 
 
+def formatted():
+    return sorted({os.path.relpath(p, ROOT) for pattern in FORMATTED for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)})
+
+
 def check_format():
     global n_skipped
     try:
@@ -446,7 +450,7 @@ def check_format():
         n_skipped += 1
         print(f"skipped the style of the code, which clang-format {CLANG_FORMAT} checks: {says.strip()}")
         return
-    paths = sorted({os.path.relpath(p, ROOT) for pattern in FORMATTED for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)})
+    paths = formatted()
 
     def complaints(path):
         p = subprocess.run(["clang-format", "--dry-run", "--Werror", path], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -477,9 +481,8 @@ def main():
     for path in UNWRITTEN:
         if os.path.exists(os.path.join(ROOT, path)):
             check_phrases(path, [path])
-    folder = os.path.join(ROOT, "examples")
-    examples = sorted("examples/" + name for name in os.listdir(folder) if name.endswith(".c")) if os.path.isdir(folder) else []
-    check_phrases(f"{len(examples)} examples", examples)
+    others = [path for path in formatted() if not path.startswith("gcuda")]
+    check_phrases(f"{len(others)} files of examples and tests", others)
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
         check_contents("gcuda_kernels.cu", read("gcuda_kernels.cu"))
         check_contracts(read("gcuda_kernels.cu"))

@@ -145,7 +145,7 @@ class Copy:
         return "undefined: " + " ".join(sorted(missing)) if missing else ""
 
     def complaint(self, name, is_kernel_checked, is_path):
-        """Who names what is missing, and the line; None: nobody."""
+        """The check that names the missing place, and its line; None: no check."""
         checks = [
             # an object: gcc finds unused functions only then
             ("compiler", lambda: self.run("gcc", "-std=c99", *WARN, "-DGCUDA_IMPLEMENTATION", "-O0", "-x", "c", "-c", "-o", os.devnull, "gcuda.h")),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""argsort and top_k beside torch's, on a GPU: needs PyTorch, and what `bench-gpu --json FILE` has written.
+"""argsort and top_k compared with torch's, on a GPU: needs PyTorch, and the file of `bench-gpu --json FILE`.
 
     sorts.py FILE        a line for each row: us of ours and of torch's sort, stable argsort and topk, and the ratio to the fastest
                          of those that give the same (argsort: any order of equals; top_k: the largest in order)

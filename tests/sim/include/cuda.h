@@ -1,5 +1,5 @@
 // cuda.h - the part of the driver interface that gcuda looks up at run time (cudaGetDriverEntryPointByVersion), for the
-// simulated device (sim.cpp): types and numbers as NVIDIA's, and no function to link to.
+// simulated device (sim.cpp). Types and numbers are NVIDIA's; there is no function to link to.
 #ifndef GCUDA_SIM_CUDA_H
 #define GCUDA_SIM_CUDA_H
 

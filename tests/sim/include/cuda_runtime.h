@@ -83,7 +83,7 @@ enum cudaFuncAttribute {
     cudaFuncAttributeNonPortableClusterSizeAllowed = 15
 };
 
-// The arguments of a launch, copied; `at` are where they lie, as in cudaKernelNodeParams.
+// Copied arguments of a launch; `at`: their addresses, as in cudaKernelNodeParams.
 struct sim_arguments {
     std::function<void()> thread; // calls the kernel with them
     std::vector<void *> at;
@@ -353,7 +353,7 @@ template <typename T> static inline T __ldca(const T * p) { return *p; }
 template <typename T> static inline void __stcs(T * p, T v) { *p = v; }
 template <typename T> static inline void __stcg(T * p, T v) { *p = v; }
 static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
-#define __expf(v) expf(v) // glibc has functions of these names of its own
+#define __expf(v) expf(v) // glibc has other functions with these names
 #define __logf(v) logf(v)
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }

@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-// As if the process had just started with these settings: errors, faults and counters are gone. What is alive stays.
+// As if the process had just started with these settings: errors, faults and counters are gone. Live allocations and
+// objects stay.
 void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed);
 
 // The k-th call from now on (1 is the next) of an API function returns the error; k = 0 takes the wish back. Sticky
@@ -28,11 +29,11 @@ int sim_failed(void);              // faults that have come true since sim_reset
 long sim_counts(const char * api); // calls since sim_reset
 long sim_overlapped(void);         // kernels that were allowed to start before the one ahead of them had ended, ever
 
-// Every function with a counter, in order of first use; NULL behind the last.
+// Every function with a counter, in order of first use; NULL after the last.
 const char * sim_api(int index);
 
-// What the device says of itself, until sim_reset: any attribute of cudaDeviceGetAttribute or cuDeviceGetAttribute (for
-// example 97, the shared memory a block can have, or 102, virtual memory management); its identity, NULL: as it is.
+// Properties that the device reports until sim_reset: any attribute of cudaDeviceGetAttribute or cuDeviceGetAttribute
+// (for example 97: shared memory per block, 102: virtual memory management), and its identity. NULL: unchanged.
 void sim_attribute(int device, int attribute, int value);
 void sim_identity(int device, const char uuid[16], const char luid[8], unsigned luid_mask);
 void sim_pci(int device, int domain, int bus, int number);
@@ -40,9 +41,8 @@ void sim_pci(int device, int domain, int bus, int number);
 // Whether kernels have code for 9.0a, until sim_reset: gcuda_has_warp_groups then says so. Below 9.0 they never have.
 void sim_warp_groups(int has);
 
-// How a device reaches another one's memory: 0 not, 1 well (default), 2 it says that it does, and what is copied
-// between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong, 4 as 1,
-// by NVLink: atomics work across it.
+// Access of a device to another one's memory. 0: none; 1: works (default); 2: is reported, but copies between the two
+// are wrong once access is enabled; 3: copies to the peer are always wrong; 4: works, by NVLink, with atomics.
 void sim_peer(int device, int peer, int how);
 
 int sim_gemm_compute(void); // the compute type of cuBLAS's last product; 0: none since sim_reset

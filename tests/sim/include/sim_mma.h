@@ -1,6 +1,6 @@
 // sim_mma.h - tensor-core and asynchronous-copy instructions of PTX on the simulated device: one function each, called
-// by all 32 lanes of a warp together, with the fragments laid out as "PTX ISA", "Matrix multiply-accumulate operation
-// using mma instruction" and "ldmatrix" say. With g = lane / 4 and t = lane % 4:
+// by all 32 lanes of a warp together. Layout of fragments: PTX ISA, "Matrix multiply-accumulate operation using mma
+// instruction" and "ldmatrix". With g = lane / 4 and t = lane % 4:
 //
 //   16 x 8 result     register i: row g + 8 (i / 2), column 2 t + i % 2
 //   ldmatrix          of 8 x 8 elements of 16 bits: row g, columns 2 t and 2 t + 1; transposed: the other way round
@@ -13,7 +13,7 @@
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
-// All lanes meet; the last one calls the function with what each of them gave.
+// Synchronizes all lanes; the last one calls the function with the arguments of all.
 typedef void (*sim_warp_function)(const void * const * in, void * const * out); // of lane 0, 1, ... 31
 void sim_warp_all(sim_warp_function function, const void * in, void * out);
 

@@ -2,10 +2,9 @@
 // wgmma, clusters, named barriers. One function for each instruction, called by every thread that executes it.
 // See >>k-sm90 of gcuda_kernels.cu.
 //
-// Whatever CUDA leaves open happens in the way that shows most: a copy makes its destination unusable (all bits set) at
-// once and lands when no thread can go on, or at a time that is drawn; in any order. wgmma makes its accumulators
-// unusable until a wait, and reads its operands then. What can be seen to be wrong ends the kernel with a message: see
-// sim-sm90.h.
+// Unspecified behaviour of CUDA is simulated so that mistakes show. A copy sets all bits of its destination at once and
+// lands at a random time, or when no thread can continue; in any order. wgmma makes its accumulators unusable until a
+// wait, and reads its operands then. Detected mistakes end the kernel with a message: see sim-sm90.h.
 #ifndef GCUDA_SIM_SM90_H
 #define GCUDA_SIM_SM90_H
 
@@ -44,15 +43,10 @@ static_assert(sizeof(sim_tensor_map) <= 128, "has the size of a CUtensorMap");
 void sim_tma_load(uint32_t to, const void * from, int n_bytes, uint32_t bar, unsigned blocks);
 void sim_tma_load_box_at(uint32_t to, const void * map, int rank, const int * at, uint32_t bar, unsigned blocks);
 void sim_tma_store(void * to, uint32_t from, int n_bytes);
-void sim_tma_store_box_at(const void * map, int rank, const int * at, uint32_t from);
 template <typename... I>
 static inline void sim_tma_load_box(uint32_t to, const void * map, uint32_t bar, unsigned blocks, I... i) {
     const int at[] = { i... };
     sim_tma_load_box_at(to, map, (int) sizeof...(i), at, bar, blocks);
-}
-template <typename... I> static inline void sim_tma_store_box(const void * map, uint32_t from, I... i) {
-    const int at[] = { i... };
-    sim_tma_store_box_at(map, (int) sizeof...(i), at, from);
 }
 // Prefetches change nothing that is simulated: the tensor map is looked at, and its dimensions.
 void sim_tma_prefetch_map(const void * map);
