@@ -99,6 +99,9 @@ static gcuda_status search(struct llm_session * session, const struct llm_model 
         rank(best, h);
     }
     if (is_lost) { st = gcuda_set_last_error(GCUDA_STATUS_ALLOC_FAILED, "out of memory"); }
+    if (st == GCUDA_STATUS_SUCCESS && ferror(file)) { // a folder, say
+        st = gcuda_set_last_error(GCUDA_STATUS_IO, "the text cannot be read");
+    }
     free(vectors);
     return st;
 }
@@ -128,6 +131,9 @@ int main(int argc, char ** argv) {
     if (st == GCUDA_STATUS_SUCCESS) { st = search(session, model, file, argv[3], best); }
     for (int i = 0; i < N_BEST && st == GCUDA_STATUS_SUCCESS && best[i].text != NULL; ++i) {
         printf("%.4f  line %ld: %s\n", (double) best[i].score, best[i].number, best[i].text);
+    }
+    if (st == GCUDA_STATUS_SUCCESS && (fflush(stdout) != 0 || ferror(stdout))) { // a full disk, say
+        st = gcuda_set_last_error(GCUDA_STATUS_IO, "the output cannot be written");
     }
     if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "embed: %s\n", gcuda_last_error()); }
     for (int i = 0; i < N_BEST; ++i) { free(best[i].text); }

@@ -372,6 +372,7 @@ static gcuda_status read_all(FILE * file, const char * name, struct text * t) {
     size_t n;
     TRY(append(t, "", 0));
     while ((n = fread(part, 1, sizeof part, file)) > 0) { TRY(append(t, part, n)); }
+    if (is_stopped) { return fail(GCUDA_STATUS_ABORTED, "stopped"); } // reading may have been interrupted
     return ferror(file) ? fail(GCUDA_STATUS_IO, "%s: %s", name, strerror(errno)) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -395,6 +396,15 @@ static gcuda_status read_prompt(const struct app * a, struct text * t) {
     TRY(read_all(stdin, "standard input", t));
     while (a->o.prompt == NULL && t->n > 0 && t->data[t->n - 1] == '\n') { t->data[--t->n] = '\0'; }
     return GCUDA_STATUS_SUCCESS;
+}
+
+// A message of a chat ends at a zero byte, as texts in C do: what follows one would be left out without a word.
+static gcuda_status check_message(const struct text * t) {
+    const char * zero = (const char *) memchr(t->data, 0, t->n);
+    return zero == NULL ? GCUDA_STATUS_SUCCESS
+                        : fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                              "byte %zu of the text is a zero byte, which no message of a chat can hold",
+                              (size_t) (zero - t->data));
 }
 
 static gcuda_status read_question(const struct app * a, struct text * t) {
@@ -424,6 +434,13 @@ static gcuda_status tokens_of_chat(
     t->data = (int32_t *) no_null(malloc((t->n + 1) * sizeof(int32_t)), &st);
     TRY(st);
     return llm_chat_tokenize(a->model, messages, n, true, t->data, t->n, &t->n);
+}
+
+// Whether all that was printed could be written: a full disk, a closed output.
+static gcuda_status check_output(void) {
+    return fflush(stdout) == 0 && !ferror(stdout)
+               ? GCUDA_STATUS_SUCCESS
+               : fail(GCUDA_STATUS_IO, "the output cannot be written: %s", strerror(errno));
 }
 
 // Prints what is whole of the text that has come, and keeps the rest: a character may be spread over tokens.
@@ -481,6 +498,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         if (st == GCUDA_STATUS_SUCCESS) { st = append(&pending, piece, n); }
         if (st == GCUDA_STATUS_SUCCESS) { st = append(answer, piece, n); }
         print_whole(&pending, false);
+        if (st == GCUDA_STATUS_SUCCESS) { st = check_output(); }
         ++s->n_answer;
         if (llm_n_free(a->session) == 0) {
             fprintf(stderr, "\n[the context of %d tokens is full: --ctx makes it longer]", llm_n_ctx(a->session));
@@ -499,7 +517,6 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
 static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struct text * answer) {
     struct speed s = { 0, 0, 0, 0 };
     size_t n_kept = 0;
-    is_stopped = 0;
     TRY(llm_seq_keep_prefix(a->session, 0, t->data, t->n, &n_kept));
     if (t->n - n_kept > (size_t) llm_n_free(a->session)) {
         return fail(GCUDA_STATUS_INVALID_ARGUMENT, "the prompt has %zu tokens, the context %d: --ctx N makes it longer",
@@ -524,6 +541,7 @@ static gcuda_status command_run(struct app * a) {
     struct tokens t = { NULL, 0 };
     const bool is_chat = !a->o.raw && a->info.template_name != NULL;
     gcuda_status st = is_chat ? read_question(a, &prompt) : read_prompt(a, &prompt);
+    if (st == GCUDA_STATUS_SUCCESS && is_chat) { st = check_message(&prompt); }
     if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, n_best_of(a)); }
     const struct llm_message messages[] = { { "system", a->o.system }, { "user", prompt.data } };
     const size_t n_skipped = a->o.system ? 0 : 1;
@@ -531,7 +549,7 @@ static gcuda_status command_run(struct app * a) {
         st = tokens_of_chat(a, messages + n_skipped, 2 - n_skipped, &t);
     } else if (st == GCUDA_STATUS_SUCCESS) {
         st = tokens_of(a, prompt.data, prompt.n, LLM_ADD_SPECIAL, &t);
-        printf("%s", prompt.data);
+        fwrite(prompt.data, 1, prompt.n, stdout);
     }
     if (st == GCUDA_STATUS_SUCCESS) { st = answer_tokens(a, &t, &answer); }
     free(t.data);
@@ -568,8 +586,21 @@ static gcuda_status add_message(struct chat * c, const char * role, char * text)
 
 static void drop_messages(struct chat * c, size_t first, size_t n) {
     for (size_t i = first; i < first + n; ++i) { free((void *) (uintptr_t) c->messages[i].content); }
-    memmove(c->messages + first, c->messages + first + n, (c->n - first - n) * sizeof *c->messages);
+    for (size_t i = first + n; i < c->n; ++i) { c->messages[i - n] = c->messages[i]; }
     c->n -= n;
+}
+
+// Whether the question, which is the last message, has room in the context without the chat before it.
+static gcuda_status check_question(const struct app * a, const struct chat * c, size_t first) {
+    struct tokens t = { NULL, 0 };
+    struct llm_message alone[2] = { c->messages[0], c->messages[c->n - 1] };
+    TRY(tokens_of_chat(a, alone + (1 - first), 1 + first, &t));
+    free(t.data);
+    return t.n <= (size_t) llm_n_ctx(a->session)
+               ? GCUDA_STATUS_SUCCESS
+               : fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                     "the question has %zu tokens, the context %d: --ctx N makes it longer", t.n,
+                     llm_n_ctx(a->session));
 }
 
 // The tokens of the whole chat. Where they leave no room for an answer, the oldest question and its answer are
@@ -577,6 +608,7 @@ static void drop_messages(struct chat * c, size_t first, size_t n) {
 static gcuda_status fit_chat(struct app * a, struct chat * c, struct tokens * t) {
     const size_t room = (size_t) llm_n_ctx(a->session) - (size_t) llm_n_ctx(a->session) / 4;
     const size_t first = c->n > 0 && strcmp(c->messages[0].role, "system") == 0 ? 1 : 0;
+    TRY(check_question(a, c, first));
     for (;;) {
         free(t->data);
         t->data = NULL;
@@ -598,23 +630,29 @@ static bool read_line(struct text * line) { // false: the end of the input, or a
     return c != EOF || line->n > 0;
 }
 
-static gcuda_status chat_turn(struct app * a, struct chat * c, const char * line) {
+// A question that cannot be answered, being too long or no text, is forgotten, and the chat goes on.
+static gcuda_status chat_turn(struct app * a, struct chat * c, const struct text * line) {
     struct tokens t = { NULL, 0 };
     struct text answer = { NULL, 0, 0 };
-    gcuda_status st;
-    char * copy = (char *) no_null(malloc(strlen(line) + 1), &st);
+    gcuda_status st = check_message(line);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        fprintf(stderr, "[%s]\n", gcuda_last_error());
+        return GCUDA_STATUS_SUCCESS;
+    }
+    char * copy = (char *) no_null(malloc(line->n + 1), &st);
     TRY(st);
-    strcpy(copy, line);
+    memcpy(copy, line->data, line->n + 1);
     TRY(add_message(c, "user", copy));
     st = fit_chat(a, c, &t);
     if (st == GCUDA_STATUS_SUCCESS) { st = append(&answer, "", 0); }
     if (st == GCUDA_STATUS_SUCCESS) { st = answer_tokens(a, &t, &answer); }
     free(t.data);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        free(answer.data);
-        return st;
-    }
-    return add_message(c, "assistant", answer.data);
+    if (st == GCUDA_STATUS_SUCCESS) { return add_message(c, "assistant", answer.data); }
+    free(answer.data);
+    if (st != GCUDA_STATUS_INVALID_ARGUMENT) { return st; }
+    fprintf(stderr, "[%s. The question is forgotten]\n", gcuda_last_error());
+    drop_messages(c, c->n - 1, 1);
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status chat_loop(struct app * a, struct chat * c) {
@@ -640,7 +678,7 @@ static gcuda_status chat_loop(struct app * a, struct chat * c) {
         } else if (line.data[0] == '/' && strchr(line.data, ' ') == NULL) {
             fprintf(stderr, "%s: there are /new and /quit\n", line.data);
         } else if (line.data[0] != '\0') {
-            st = chat_turn(a, c, line.data);
+            st = chat_turn(a, c, &line);
         }
     }
     free(line.data);
@@ -757,6 +795,7 @@ static gcuda_status bench_generation(struct app * a, const int32_t * tokens, int
         TRY(llm_sample(a->session, 0, &a->sampler, &token));
         TRY(llm_eval_tokens(a->session, 0, &token, 1));
     }
+    if (is_stopped) { return fail(GCUDA_STATUS_ABORTED, "stopped"); }
     *speed = 1e6 * n / (double) (gcuda_time_us() - begin);
     return llm_seq_truncate(a->session, 0, depth);
 }
@@ -904,14 +943,26 @@ static gcuda_status bench_all(struct app * a, const int32_t * tokens, int n) {
     for (bool is_first = true; *at != '\0'; is_first = false) {
         char * end;
         const long depth = strtol(at, &end, 10);
-        if (end == at || depth < 0) {
-            return fail(
-                GCUDA_STATUS_INVALID_ARGUMENT, "--depths %s: numbers with commas between, as 0,1024", a->o.depths);
-        }
         TRY(bench_depth(a, tokens, (int) depth, n, is_first));
         at = *end == ',' ? end + 1 : end;
     }
     if (a->o.json) { printf("\n]\n"); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+enum { MOST_BENCH = 1 << 20 }; // tokens
+
+static gcuda_status check_depths(const char * depths) {
+    for (const char * at = depths; at != NULL; ++at) {
+        char * end;
+        const long depth = strtol(at, &end, 10);
+        if (end == at || depth < 0 || depth > MOST_BENCH || (*end != ',' && *end != '\0')) {
+            return fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "--depths %s: numbers from 0 to %d with commas between, as 0,1024", depths, (int) MOST_BENCH);
+        }
+        if (*end == '\0') { break; }
+        at = end;
+    }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -920,19 +971,23 @@ static int largest_depth(const char * at) {
     while (at != NULL && *at != '\0') {
         char * end;
         const long depth = strtol(at, &end, 10);
-        if (depth > most && depth < 1 << 24) { most = depth; }
-        at = end == at ? NULL : end + (*end == ',');
+        if (depth > most) { most = depth; }
+        at = end + (*end == ',');
     }
     return (int) most;
 }
 
 static gcuda_status command_bench(struct app * a) {
+    TRY(check_depths(a->o.depths));
+    if (a->o.n_tokens > MOST_BENCH) {
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--tokens %d: at most %d", a->o.n_tokens, (int) MOST_BENCH);
+    }
     const int n = a->o.n_tokens > 0 ? a->o.n_tokens : 32, depth = largest_depth(a->o.depths);
     const int n_more = n + 1 + 2 * (a->o.profile ? PROFILE_TOKENS + 1 : 0),
               most = depth + (a->o.n_prompt > n_more ? a->o.n_prompt : n_more);
     gcuda_status st;
-    if (a->o.n_prompt < 1 || a->o.n_prompt > 1 << 20) {
-        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d: 1 to 1048576", a->o.n_prompt);
+    if (a->o.n_prompt < 1 || a->o.n_prompt > MOST_BENCH) {
+        return fail(GCUDA_STATUS_INVALID_ARGUMENT, "--n-prompt %d: 1 to %d", a->o.n_prompt, (int) MOST_BENCH);
     }
     a->o.ctx = most;
     TRY(llm_sampler_init(&a->sampler, NULL));
@@ -1024,6 +1079,12 @@ static gcuda_status embed_text(struct app * a, const char * text, size_t n, floa
     struct tokens t = { NULL, 0 };
     gcuda_status st = tokens_of(a, text, n, LLM_ADD_SPECIAL, &t);
     const size_t most = (size_t) llm_n_ctx(a->session);
+    if (st == GCUDA_STATUS_SUCCESS && t.n == 0) { // of bytes that the vocabulary lacks: like nothing
+        fprintf(stderr, "warning: the vocabulary has no token for: %.*s\n", (int) (n < 40 ? n : 40), text);
+        for (int32_t i = 0; i < a->info.n_embd; ++i) { vector[i] = 0.0f; }
+        free(t.data);
+        return st;
+    }
     if (st == GCUDA_STATUS_SUCCESS && t.n > most) {
         fprintf(stderr, "warning: a text of %zu tokens is cut to the %zu that the context holds: %.*s...\n", t.n, most,
             (int) (n < 40 ? n : 40), text);
@@ -1051,9 +1112,10 @@ static gcuda_status cut_lines(const struct text * text, struct line ** lines, si
     for (const char *at = text->data, *end = text->data + text->n; at < end;) {
         const char * stop = (const char *) memchr(at, '\n', (size_t) (end - at));
         if (stop == NULL) { stop = end; }
-        if (stop > at && *at != '\r') {
+        const size_t size = (size_t) (stop - at) - (stop > at && stop[-1] == '\r');
+        if (size > 0) {
             (*lines)[*n].text = at;
-            (*lines)[(*n)++].n = (size_t) (stop - at);
+            (*lines)[(*n)++].n = size;
         }
         at = stop + 1;
     }
@@ -1094,10 +1156,8 @@ static gcuda_status command_embed(struct app * a) {
     struct text question = { NULL, 0, 0 }, text = { NULL, 0, 0 };
     gcuda_status st = read_file(a->o.file, &text);
     if (st == GCUDA_STATUS_SUCCESS) { st = read_question(a, &question); }
-    if (!a->info.is_encoder) { // a text is one chunk
-        if (a->o.ctx == 0) { a->o.ctx = a->info.n_ctx_train < 512 ? a->info.n_ctx_train : 512; }
-        a->o.chunk = a->o.ctx;
-    }
+    if (!a->info.is_encoder && a->o.ctx == 0) { a->o.ctx = a->info.n_ctx_train < 512 ? a->info.n_ctx_train : 512; }
+    a->o.chunk = a->o.ctx; // a text is one chunk
     if (st == GCUDA_STATUS_SUCCESS) { st = make_session(a, 1, 0); }
     float * vectors =
         st == GCUDA_STATUS_SUCCESS ? (float *) no_null(malloc(2 * sizeof(float) * (size_t) a->info.n_embd), &st) : NULL;
@@ -1142,7 +1202,9 @@ int main(int argc, char ** argv) {
     gcuda_status st = parse(&a.o, argc, argv);
     if (st == GCUDA_STATUS_SUCCESS && (a.o.help || argc == 1)) {
         print_help();
-        return 0;
+        st = check_output();
+        if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "llm: %s\n", gcuda_last_error()); }
+        return st == GCUDA_STATUS_SUCCESS ? 0 : 1;
     }
     a.last_percent = -1;
     a.has_colour = is_terminal(stdout) && getenv("NO_COLOR") == NULL;
@@ -1150,6 +1212,7 @@ int main(int argc, char ** argv) {
     catch_interrupts();
     if (st == GCUDA_STATUS_SUCCESS) { st = run_command(&a); }
     clear_bar(&a);
+    if (st == GCUDA_STATUS_SUCCESS) { st = check_output(); }
     const bool was_stopped = st == GCUDA_STATUS_ABORTED && is_stopped; // whatever node it was in
     if (st != GCUDA_STATUS_SUCCESS) { fprintf(stderr, "llm: %s\n", was_stopped ? "stopped" : gcuda_last_error()); }
     llm_session_free(a.session);

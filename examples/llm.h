@@ -255,8 +255,9 @@ LLM_API gcuda_status llm_seq_keep_prefix(
 // drops positions from length on
 LLM_API gcuda_status llm_seq_truncate(struct llm_session * session, int32_t seq, int32_t length);
 LLM_API gcuda_status llm_seq_copy(struct llm_session * session, int32_t from, int32_t to); // `to` is replaced
-// Drops n_drop positions after the first n_keep, and moves the later ones forward. UNSUPPORTED: positions are shared
-// with another sequence, or the cache of layers with a window lacks some of them.
+// Drops n_drop positions after the first n_keep, and moves the later ones forward; progress is not asked meanwhile.
+// UNSUPPORTED: positions are shared with another sequence, or the cache of layers with a window lacks some of them. If
+// the device fails, the later positions are lost (llm_seq_length says so).
 LLM_API gcuda_status llm_seq_shift(struct llm_session * session, int32_t seq, int32_t n_keep, int32_t n_drop);
 LLM_API int32_t llm_n_ctx(const struct llm_session * session);
 LLM_API int32_t llm_n_free(const struct llm_session * session); // cells without a token
@@ -310,6 +311,7 @@ LLM_API gcuda_status llm_sample(
 #error "llm.h reads models with gcuda.h's GGUF reader: compile without GCUDA_NO_GGUF"
 #endif
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -1443,6 +1445,17 @@ static bool llmi_is_special(const struct llmi_vocab * v, int32_t token) {
     return v->type[token] == LLMI_CONTROL || v->type[token] == LLMI_UNKNOWN || v->type[token] == LLMI_USER_DEFINED;
 }
 
+// Whether a text may become this symbol by merging: "</" and "s>" must not make the control token </s>.
+static bool llmi_is_of_text(const struct llmi_vocab * v, int32_t symbol) {
+    return symbol != LLMI_NONE &&
+           (symbol >= v->n_tokens ||
+               (v->type[symbol] != LLMI_CONTROL && v->type[symbol] != LLMI_UNKNOWN && v->type[symbol] != LLMI_BYTE));
+}
+static int32_t llmi_find_of_text(const struct llmi_vocab * v, const char * text, size_t n) {
+    const int32_t token = llmi_find_token(v, text, n);
+    return llmi_is_of_text(v, token) ? token : LLMI_NONE;
+}
+
 // ---- the 256 characters for bytes in byte-level BPE ----
 
 static void llmi_byte_chars(struct llmi_vocab * v) {
@@ -1569,6 +1582,7 @@ static void llmi_find_ends(struct llmi_vocab * v) {
     for (size_t i = 0; i < sizeof texts / sizeof *texts; ++i) {
         const int32_t token = llmi_find_token(v, texts[i], strlen(texts[i]));
         if (token < 0 || !llmi_is_special(v, token)) { continue; }
+        v->type[token] = LLMI_CONTROL; // of user-defined ones: in the text of a stranger they would end the answer
         v->is_end[token] = !(is_harmony && strcmp(texts[i], "<|end|>") == 0); // there it ends a message, not the answer
     }
     llmi_set_end(v, v->eos);
@@ -1914,6 +1928,31 @@ static gcuda_status llmi_load_merges(const struct llmi_file * f, struct llmi_voc
     return GCUDA_STATUS_SUCCESS;
 }
 
+struct llmi_template;
+static const struct llmi_template * llmi_template_of(const char * text);
+static const char * llmi_template_part(const struct llmi_template * t, int i);
+
+// The marks of the file's chat template are control tokens. Some files have them as user-defined tokens, which a
+// stranger's text could hold, or as usual ones, which the template's text would not become.
+static gcuda_status llmi_load_marks(const struct llmi_file * f, struct llmi_vocab * v) {
+    const char *template_text = NULL, *part;
+    LLMI_TRY(gcuda_gguf_get_str(f->g, "tokenizer.chat_template", false, &template_text));
+    const struct llmi_template * t = llmi_template_of(template_text);
+    for (int i = 0; t != NULL && (part = llmi_template_part(t, i)) != NULL; ++i) {
+        for (const char * at = strpbrk(part, "<["); at != NULL; at = strpbrk(at + 1, "<[")) {
+            const char * end = strchr(at, *at == '<' ? '>' : ']');
+            const int32_t token = end ? llmi_find_token(v, at, (size_t) (end - at) + 1) : LLMI_NONE;
+            if (token == LLMI_NONE || v->type[token] == LLMI_CONTROL) { continue; }
+            llmi_warn(f,
+                "token %d, %.*s, is a mark of the chat template: taken as a control token, which the file "
+                "does not call it",
+                token, (int) (end - at) + 1, at);
+            v->type[token] = LLMI_CONTROL;
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status llmi_vocab_load(struct llmi_vocab * v, const struct llmi_file * f, struct gcuda_context * arena) {
     int64_t tokens, merges = -1;
     uint64_t n, n_merges = 0;
@@ -1925,6 +1964,7 @@ static gcuda_status llmi_vocab_load(struct llmi_vocab * v, const struct llmi_fil
     LLMI_TRY(llmi_load_texts(f, v, tokens));
     LLMI_TRY(llmi_load_merges(f, v, arena, merges, n_merges));
     LLMI_TRY(llmi_load_types(f, v));
+    LLMI_TRY(llmi_load_marks(f, v));
     LLMI_TRY(llmi_load_ids(f, v));
     LLMI_TRY(llmi_load_ends(f, v));
     llmi_bind_bytes(v);
@@ -2002,9 +2042,9 @@ static bool llmi_joins(const struct llmi_merger * m, const struct llmi_node * le
         const struct llmi_merge * merge = llmi_merge_slot(m->v, left->symbol, right->symbol);
         c->symbol = merge->result;
         c->order = merge->rank;
-        return merge->rank != 0;
+        return merge->rank != 0 && llmi_is_of_text(m->v, merge->result);
     }
-    c->symbol = llmi_find_token(m->v, m->text + left->at, left->n + right->n);
+    c->symbol = llmi_find_of_text(m->v, m->text + left->at, left->n + right->n);
     if (c->symbol == LLMI_NONE) { return false; }
     c->order = -(double) m->v->score[c->symbol];
     return true;
@@ -2075,7 +2115,7 @@ static int32_t llmi_whole_piece(const struct llmi_vocab * v, const char * text, 
     for (size_t i = 0; i < n; ++i) {
         n_mapped += llmi_utf8_put(v->char_of_byte[(unsigned char) text[i]], mapped + n_mapped);
     }
-    return llmi_find_token(v, mapped, n_mapped);
+    return llmi_find_of_text(v, mapped, n_mapped);
 }
 
 static void llmi_bpe_piece(struct llmi_tokenizer * t, struct llmi_merger * m, const char * text, size_t n) {
@@ -2164,7 +2204,7 @@ static gcuda_status llmi_spm(struct llmi_tokenizer * t, const char * text, size_
     m.text = blanked;
     for (size_t i = 0; i < n_text; i += length) {
         (void) llmi_utf8_next(blanked + i, n_text - i, &length);
-        llmi_merger_add(&m, llmi_find_token(t->v, blanked + i, length), (uint32_t) i, (uint32_t) length);
+        llmi_merger_add(&m, llmi_find_of_text(t->v, blanked + i, length), (uint32_t) i, (uint32_t) length);
     }
     llmi_merge_all(&m);
     for (int32_t i = m.n_nodes > 0 ? 0 : LLMI_NONE; i >= 0; i = m.nodes[i].next) {
@@ -2256,7 +2296,7 @@ struct llmi_word { // U+2581 and up to LLMI_WORD_CHARS characters
 static int32_t llmi_longest(const struct llmi_vocab * v, const char * text, size_t n, size_t * length) {
     for (*length = (size_t) llmi_min((int64_t) n, v->max_piece); *length > 0; --*length) {
         const bool is_boundary = *length == n || ((unsigned char) text[*length] & 0xC0) != 0x80;
-        const int32_t token = is_boundary ? llmi_find_token(v, text, *length) : LLMI_NONE;
+        const int32_t token = is_boundary ? llmi_find_of_text(v, text, *length) : LLMI_NONE;
         if (token != LLMI_NONE) { return token; }
     }
     return LLMI_NONE;
@@ -2425,6 +2465,12 @@ static const struct llmi_template * llmi_template_of(const char * text) {
     return NULL;
 }
 
+// The i-th text of a template; NULL: there are no more.
+static const char * llmi_template_part(const struct llmi_template * t, int i) {
+    if (i < 2 * LLMI_ROLES) { return t->around[i / 2][i % 2]; }
+    return i == 2 * LLMI_ROLES ? t->open : NULL;
+}
+
 // Default system text of a chatml template: the text between its markers, if it is plain text.
 static const char * llmi_default_system(const char * text, size_t * n) {
     const char * begin = strstr(text, "<|im_start|>system");
@@ -2454,11 +2500,26 @@ static void llmi_chat_content(struct llmi_chat * c, const char * text, size_t n,
     llmi_put(&c->text, text, n);
 }
 
+// The day of a time in seconds since 1970, as 2026-11-28. gmtime has one result for all threads.
+enum { LLMI_DATE = 40 };
+static void llmi_date(int64_t seconds, char date[LLMI_DATE]) {
+    static const int days_before[13] = { 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365 };
+    int64_t day = seconds > 0 ? seconds / 86400 : 0, year = 1970;
+    bool is_leap = false;
+    int month = 1;
+    for (;; ++year) {
+        is_leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+        if (day < 365 + is_leap || year == 9999) { break; }
+        day -= 365 + is_leap;
+    }
+    while (month < 12 && day >= days_before[month] + (is_leap && month >= 2)) { ++month; }
+    day -= days_before[month - 1] + (is_leap && month > 2);
+    snprintf(date, LLMI_DATE, "%04d-%02d-%02d", (int) year, month, (int) day + 1);
+}
+
 static void llmi_chat_head(struct llmi_chat * c) {
-    char date[16];
-    const time_t now = time(NULL);
-    const struct tm * utc = gmtime(&now);
-    if (utc == NULL || strftime(date, sizeof date, "%Y-%m-%d", utc) == 0) { date[0] = '\0'; }
+    char date[LLMI_DATE];
+    llmi_date((int64_t) time(NULL), date);
     llmi_chat_template(c, "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
                           "Knowledge cutoff: 2024-06\nCurrent date: ");
     llmi_chat_template(c, date);
@@ -2888,6 +2949,10 @@ static gcuda_status llmi_load_rope(const struct llmi_file * f, struct llmi_param
                        : r->extrapolate != 0.0f && r->scale < 1.0f ? of_op
                                                                    : 1.0f) /
                    of_op;
+    if (!(r->scale <= FLT_MAX && fabsf(r->magnitude) <= FLT_MAX)) { // or NaN
+        return llmi_fail(GCUDA_STATUS_INVALID_DATA, "rope: scaling factor %g, attn_factor %g, yarn_attn_factor %g",
+            (double) factor, (double) attn_factor, (double) magnitude);
+    }
     p->n_ctx_orig = p->n_ctx;
     return llmi_int(f, "rope.scaling.original_context_length", false, 1, INT32_MAX, &p->n_ctx_orig);
 }
@@ -3300,7 +3365,8 @@ static gcuda_status llmi_chat_tokenize(const struct llm_model * m, const struct 
     size_t n_bos;
     // not added twice if the template begins with it
     const char * bos = llm_token_piece(m, m->vocab.bos, &n_bos);
-    const bool has_bos = n_bos > 0 && n_bos <= n_bytes && memcmp(text, bos, n_bos) == 0;
+    const bool has_bos = n_bos > 0 && n_bos <= n_bytes && memcmp(text, bos, n_bos) == 0 &&
+                         (c.n_plain == 0 || c.plain[0].first >= n_bos); // and not where a message begins with it
     return llmi_tokenize(
         &m->vocab, text, n_bytes, c.plain, c.n_plain, LLM_PARSE_SPECIAL | (has_bos ? 0 : LLM_ADD_SPECIAL), out);
 }
@@ -3815,6 +3881,7 @@ struct llm_session {
     int32_t n_batch, n_done;
     // the chunk being computed: n_chunk 0: none
     int32_t n_chunk, n_chunk_outputs, node;
+    bool is_shifting; // progress is not asked
     int32_t *chunk_cells[2], *chunk_positions, *chunk_outputs;
     uint16_t * masks[2]; // backend on which the scheduler places inputs
     // the last row that was made; row NULL: none
@@ -3835,7 +3902,7 @@ static int64_t llmi_n_nodes(const struct llm_model * m) { return LLMI_NODES_PER_
 static bool llmi_on_abort(void * user) {
     const struct llm_session * s = (const struct llm_session *) user;
     const float share = s->n_batch > 0 ? (float) s->n_done / (float) s->n_batch : 0.0f;
-    return !s->params.progress(s->params.progress_user, share);
+    return !s->is_shifting && !s->params.progress(s->params.progress_user, share);
 }
 
 static gcuda_status llmi_session_backends(struct llm_session * s) {
@@ -4049,7 +4116,8 @@ static gcuda_status llmi_use_graph(struct llm_session * s, struct llmi_graph_key
 
 // Memory for the largest graph, so that later graphs allocate nothing.
 static gcuda_status llmi_session_reserve(struct llm_session * s) {
-    const struct llmi_graph_key largest = { s->params.n_chunk, { s->n_rows[0], s->n_rows[1] }, s->params.n_outputs, 0 };
+    const int32_t n_outputs = (int32_t) llmi_min(s->params.n_outputs, s->params.n_chunk);
+    const struct llmi_graph_key largest = { s->params.n_chunk, { s->n_rows[0], s->n_rows[1] }, n_outputs, 0 };
     struct gcuda_tensor * result = NULL;
     s->max_nodes = (size_t) llmi_n_nodes(s->m);
     s->build.m = s->m;
@@ -4084,14 +4152,24 @@ static int32_t llmi_default_chunk(const struct llm_model * m, int32_t n_ctx) {
     return n;
 }
 
+static gcuda_status llmi_check_kv_type(enum gcuda_type type) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F32, GCUDA_TYPE_Q8_0,
+        GCUDA_TYPE_Q4_0 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; ++i) {
+        if (type == types[i]) { return GCUDA_STATUS_SUCCESS; }
+    }
+    return llmi_fail(GCUDA_STATUS_UNSUPPORTED,
+        "llm_session_new: kv_type is %d; a cache can be F16, BF16, F32, Q8_0 or Q4_0", (int) type);
+}
+
 static gcuda_status llmi_session_defaults(struct llm_session_params * q, const struct llm_model * m) {
     const bool is_encoder = (m->traits & LLMI_ENCODER) != 0;
     const int64_t n_ctx = m->params.n_ctx;
-    if (q->n_ctx < 0 || q->n_seqs < 0 || q->n_chunk < 0 || q->n_outputs < 0 || q->n_seqs > LLM_MAX_SEQS ||
-        q->n_ctx > 1 << 26) {
+    if (q->n_ctx < 0 || q->n_seqs < 0 || q->n_chunk < 0 || q->n_outputs < 0 || q->n_threads < 0 ||
+        q->n_seqs > LLM_MAX_SEQS || q->n_ctx > 1 << 26) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-            "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d", q->n_ctx,
-            1 << 26, q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs);
+            "llm_session_new: n_ctx %d (at most %d), n_seqs %d (at most %d), n_chunk %d, n_outputs %d, n_threads %d",
+            q->n_ctx, 1 << 26, q->n_seqs, (int) LLM_MAX_SEQS, q->n_chunk, q->n_outputs, q->n_threads);
     }
     if (q->n_best < 0 || q->n_best > m->params.n_vocab) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "llm_session_new: n_best %d of %lld tokens", q->n_best,
@@ -4101,10 +4179,11 @@ static gcuda_status llmi_session_defaults(struct llm_session_params * q, const s
     if (is_encoder) { q->n_ctx = (int32_t) llmi_min(q->n_ctx, n_ctx); } // it has embeddings of positions
     if (q->n_chunk == 0) { q->n_chunk = llmi_default_chunk(m, q->n_ctx); }
     q->n_chunk = (int32_t) llmi_min(q->n_chunk, q->n_ctx);
+    if (is_encoder) { q->n_ctx = q->n_chunk; } // a text is one chunk
     if (q->n_seqs == 0) { q->n_seqs = 1; }
     if (q->n_outputs == 0) { q->n_outputs = q->n_seqs; }
     if (!q->kv_is_set) { q->kv_type = GCUDA_TYPE_F16; }
-    return GCUDA_STATUS_SUCCESS;
+    return llmi_check_kv_type(q->kv_type);
 }
 
 // Rows of the caches. A cache of windows has the window of each sequence and a chunk, or the whole context if that is
@@ -4366,7 +4445,7 @@ void llm_cancel(struct llm_session * s) {
 bool llm_is_busy(const struct llm_session * s) { return s->n_done < s->n_batch; }
 
 gcuda_status llm_poll(struct llm_session * s, int64_t max_us, bool * is_done) {
-    const int64_t end_us = max_us > 0 ? gcuda_time_us() + max_us : 0;
+    const int64_t end_us = max_us > 0 ? gcuda_time_us() + llmi_min(max_us, INT64_MAX / 2) : 0;
     *is_done = false;
     while (llm_is_busy(s)) {
         bool is_ready = false;
@@ -4559,7 +4638,7 @@ static struct gcuda_tensor * llmi_shift_layer(struct llmi_build * b, int64_t lay
         gcuda_reshape_2d(b->ctx, llmi_turn(b, k), b->p->head * b->p->n_kv, b->key.n_tokens), b->in.cells[0]);
 }
 
-static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {
+static gcuda_status llmi_shift_graph(struct llm_session * s, const int32_t * cells, const int32_t * by, int32_t n) {
     struct llmi_build * b = &s->build;
     s->result = NULL; // its memory holds another graph
     gcuda_reset(b->ctx);
@@ -4573,8 +4652,19 @@ static gcuda_status llmi_shift_keys(struct llm_session * s, const int32_t * cell
     }
     LLMI_TRY(llmi_place(s));
     LLMI_TRY(gcuda_backend_tensor_set(b->in.cells[0], cells, 0, gcuda_nbytes(b->in.cells[0])));
-    LLMI_TRY(gcuda_backend_tensor_set(b->in.positions, by, 0, gcuda_nbytes(b->in.positions)));
-    return llmi_compute(s);
+    return gcuda_backend_tensor_set(b->in.positions, by, 0, gcuda_nbytes(b->in.positions));
+}
+
+// Moves the keys of n cells, whose positions are those from `first` on. Stopped half way, some layers would have moved
+// and others not. So progress cannot stop it, and if the device fails the sequence loses these positions.
+static gcuda_status llmi_shift_keys(struct llm_session * s, int32_t seq, int32_t first, int32_t n) {
+    if (n == 0) { return GCUDA_STATUS_SUCCESS; }
+    LLMI_TRY(llmi_shift_graph(s, s->tokens, s->seqs, n));
+    s->is_shifting = true;
+    const gcuda_status st = llmi_compute(s);
+    s->is_shifting = false;
+    if (st != GCUDA_STATUS_SUCCESS) { llmi_truncate(s, seq, first); }
+    return st;
 }
 
 gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, int32_t n_drop) {
@@ -4599,7 +4689,7 @@ gcuda_status llm_seq_shift(struct llm_session * s, int32_t seq, int32_t n_keep, 
         s->tokens[n] = i; // reuses the batch's arrays: no batch is in flight
         s->seqs[n++] = -n_drop;
     }
-    if (n > 0) { LLMI_TRY(llmi_shift_keys(s, s->tokens, s->seqs, n)); }
+    LLMI_TRY(llmi_shift_keys(s, seq, n_keep + n_drop, n));
     for (int32_t i = 0; i < c->n; ++i) {
         if ((c->cells[i].seqs & mine) == 0 || c->cells[i].position < n_keep) { continue; }
         if (c->cells[i].position < n_keep + n_drop) {
@@ -4896,11 +4986,11 @@ gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sam
         const char * name;
         double value, most;
     } rows[] = {
-        { "temperature", (double) p->temperature, INFINITY },
+        { "temperature", (double) p->temperature, FLT_MAX },
         { "top-k", (double) p->top_k, LLM_MAX_TOP_K },
         { "top-p", (double) p->top_p, 1.0 },
         { "min-p", (double) p->min_p, 1.0 },
-        { "repetition penalty", (double) p->repeat_penalty, INFINITY },
+        { "repetition penalty", (double) p->repeat_penalty, FLT_MAX },
         { "tokens of the repetition penalty", (double) p->repeat_last, LLM_MAX_PENALTY },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
@@ -4915,7 +5005,14 @@ gcuda_status llm_sampler_init(struct llm_sampler * sampler, const struct llm_sam
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool llmi_is_sampler(const struct llm_sampler * sampler) { // made by llm_sampler_init, numbers not changed since
+    const int32_t n = sampler->params.repeat_last;
+    return n >= 1 && n <= LLM_MAX_PENALTY && sampler->next >= 0 && sampler->next < LLM_MAX_PENALTY &&
+           sampler->n_last >= 0 && sampler->n_last <= LLM_MAX_PENALTY;
+}
+
 void llm_sampler_accept(struct llm_sampler * sampler, int32_t token) {
+    if (!llmi_is_sampler(sampler)) { return; } // llm_sample says so
     sampler->last[sampler->next] = token;
     sampler->next = (sampler->next + 1) % sampler->params.repeat_last;
     sampler->n_last = (int32_t) llmi_min(sampler->n_last + 1, sampler->params.repeat_last);
@@ -5105,6 +5202,11 @@ static gcuda_status llmi_sample_best(
 
 gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
     const int32_t output = llmi_seq_output(s, seq);
+    if (!llmi_is_sampler(sampler)) {
+        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "llm_sample: a sampler with a memory of %d tokens (1 to %d can be): llm_sampler_init makes one",
+            sampler->params.repeat_last, (int) LLM_MAX_PENALTY);
+    }
     if (output < 0) {
         return llmi_fail(
             GCUDA_STATUS_INVALID_ARGUMENT, "there are no logits of sequence %d: evaluate tokens first", seq);

@@ -77,6 +77,13 @@ def embed(run):
     for words in (["missing.gguf", run.path("lines.txt"), "x"], [path, run.path("missing.txt"), "x"], [run.path("lines.txt"), run.path("lines.txt"), "x"]):
         code, out, errors = run.program("embed", *words)
         run.that(code == 1 and out == "" and ("missing" in errors or "lines.txt" in errors), "embed: a bad file is named", f"{code}, {errors!r}")
+    code, out, errors = run.program("embed", path, run.folder, "a question")
+    run.that(code == 1 and out == "" and "cannot be read" in errors, "embed: a folder is no text", f"{code}, {out!r} {errors!r}")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "wb") as full:
+            words = [os.path.join(ROOT, run.args.programs, "embed"), path, run.path("lines.txt"), "a question"]
+            done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=600, check=False)
+        run.that(done.returncode == 1 and b"cannot be written" in done.stderr, "embed: a full disk", f"{done.returncode}, {done.stderr!r}")
     run.that(run.program("embed")[0] == 2, "embed: usage")
 
 

@@ -12,8 +12,10 @@ import base64
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import traceback
 
 import gguf
@@ -527,6 +529,10 @@ def embedding(name):
             ids = prompt(ref.n_vocab, n, seed)
             p.session(n_ctx=128, chunk=128)
             run.near(p.embed(ids), ref.embed(ids), f"{n} tokens")
+        p.session(n_ctx=128, chunk=20)  # a text is one chunk
+        ids = prompt(ref.n_vocab, 17, 3)
+        run.near(p.embed(ids), ref.embed(ids), "17 tokens, chunks of 20")
+        p.session(n_ctx=128, chunk=128)
         try:
             p.embed(prompt(ref.n_vocab, 129, 5))
             run.that(False, "129 tokens of at most 128 are refused")
@@ -812,6 +818,60 @@ def program_answers(run):
     run.that("missing" in err, "a missing file is named", f"{err!r}")
 
 
+def program_inputs(run):
+    """What build/llm does with inputs and outputs that are odd: it says what is wrong, and leaves nothing out without a word."""
+    if run.args.backend != "CPU":
+        raise Skip("the same on every backend")
+    model, bert = ["-m", run.path("llama-smollm"), "-n", "2", "-q"], ["-m", run.path("bert-mean"), "-q"]
+    texts = run.path("bert-mean") + ".txt"
+
+    def call(words, data=b"", code=0, says="", to=subprocess.PIPE):
+        result = subprocess.run([run.args.program, *words], input=data, stdout=to, stderr=subprocess.PIPE, check=False, timeout=120)
+        err = result.stderr.decode("utf-8", "replace")
+        run.that(result.returncode == code and says in err, f"{words[2:] if words[0] == '-m' else words} {data[:20]!r}",
+                 f"exit code {result.returncode}, want {code}; {err[-200:]!r}, want {says!r}")
+        return result.stdout, err
+    if not os.path.exists(run.args.program):
+        raise Skip(f"{run.args.program} is not built")
+    call([*model, "-p", "-"], b"say A\0 and B", 1, "byte 5 of the text is a zero byte")
+    out, _ = call([*model, "--raw", "-p", "-"], b"A\0B")
+    run.that(out.startswith(b"A\0B"), "a raw prompt is printed as it is", f"{out!r}")
+    long_line = b"captain " * 400 + b"\n"
+    for line, says in ((long_line, "The question is forgotten"), (b"A\0B\n", "is a zero byte")):
+        _, err = call([*model[:-1], "chat", "--ctx", "256"], b"hello\n" + line + b"hello\n", 0, says)
+        run.that(err.count("[prompt: ") == 2, f"a chat goes on after a question of {len(line)} bytes", f"{err!r}")
+    call([*model, "chat"], b"")
+    for words in ([*model, "-p", "hi"], [*model, "info"], [*model, "tokenize", "-p", "hi"], ["--help"]) if os.path.exists("/dev/full") else ():
+        with open("/dev/full", "wb") as full:
+            call(words, b"", 1, "the output cannot be written", full)
+    for depths in ("", "1,,2", "5x", "4294967297", "-1", "1,"):
+        call([*model, "bench", "--depths", depths], b"", 1, "--depths")
+    call([*model, "bench", "-n", "2147483647"], b"", 1, "--tokens 2147483647: at most 1048576")
+    with open(texts, "wb") as f:
+        f.write(b"\rthe captain\r\n\r\n\xff\xfe\nships\r\n")
+    out, _ = call([*bert, "embed", texts, "-p", "ships"])
+    run.that(out.count(b"\n") == 3 and out.startswith(b" 1.000  ships\n"), "lines of a text with line ends of all kinds", f"{out!r}")
+    call([*bert, "embed", texts, "-p", "ships", "--chunk", "2"])
+    call([*model, "embed", texts, "-p", "ships"])
+    os.remove(texts)
+
+
+def program_interrupted(run):
+    """Ctrl-C while the prompt comes from the standard input."""
+    if os.name == "nt" or run.args.backend != "CPU" or not os.path.exists(run.args.program):
+        raise Skip("not here")
+    process = subprocess.Popen([run.args.program, "-m", run.path("llama-smollm"), "-p", "-"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1.0)  # until it reads
+    process.send_signal(signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, err = process.communicate()
+    run.that(process.returncode == 1 and err == b"llm: stopped\n", "it says that it was stopped", f"exit code {process.returncode}, {err!r}")
+
+
 def perplexity(run, n, *words, **which):
     """Of n tokens of corpus.txt, as the program prints it. which: path and backend of program()."""
     out, _ = program(run, "perplexity", os.path.join(HERE, "corpus.txt"), "-m", real(models.smollm2), "-n", str(n), *words, **which)
@@ -892,6 +952,7 @@ def tests(level):
     out += [(f"two GPUs {name}", several_gpus(name)) for name in ("llama3", "qwen3moe", "gemma3")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
+    out += [("program: inputs", program_inputs), ("program: interrupted", program_interrupted)]
     out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
     out.append(("device: perplexity (real)", device_perplexity))
     out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]
