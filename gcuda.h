@@ -7206,6 +7206,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #endif
 #endif
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7422,7 +7423,7 @@ static int64_t gcudai_time_us(void) {
     (void) timespec_get(&t, TIME_UTC);
     return (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000;
 #else
-#error "gcuda.h: strict C99 hides the clock: include it with GCUDA_IMPLEMENTATION first, or define _GNU_SOURCE"
+#error "gcuda.h: strict C99 hides the clock: include it with GCUDA_IMPLEMENTATION first, or use -std=gnu99"
 #endif
 }
 
@@ -7870,12 +7871,20 @@ static void gcudai_file_unmap(struct gcudai_mapping * map) {
 }
 #else
 static FILE * gcudai_file_open(const char * path, const char * mode) { return fopen(path, mode); }
+#if LONG_MAX < INT64_MAX
 static bool gcudai_file_seek(FILE * f, uint64_t at) {
     const off_t to = (off_t) at;
     return to >= 0 && (uint64_t) to == at && fseeko(f, to, SEEK_SET) == 0;
 }
 static int64_t gcudai_file_tell(FILE * f) { return (int64_t) ftello(f); }
 static bool gcudai_file_seek_end(FILE * f) { return fseeko(f, 0, SEEK_END) == 0; }
+#else // strict C hides fseeko where the declarations, and with them <stdio.h>, came first
+static bool gcudai_file_seek(FILE * f, uint64_t at) {
+    return at <= (uint64_t) LONG_MAX && fseek(f, (long) at, SEEK_SET) == 0;
+}
+static int64_t gcudai_file_tell(FILE * f) { return (int64_t) ftell(f); }
+static bool gcudai_file_seek_end(FILE * f) { return fseek(f, 0, SEEK_END) == 0; }
+#endif
 static bool gcudai_file_replace(const char * from, const char * to) { return rename(from, to) == 0; }
 static void gcudai_file_remove(const char * path) { (void) remove(path); }
 

@@ -18,7 +18,6 @@
 
 enum { N_EMBD = 32, N_HEADS = 4, HEAD_SIZE = N_EMBD / N_HEADS, N_CELLS = 64, N_TOKENS = 24 };
 enum way { INDEX, MOVE, REBUILD, N_WAYS };
-
 struct layer {
     gcuda_backend_t backend;
     struct gcuda_context *weights, *ctx; // ctx: of the present graph
@@ -28,8 +27,7 @@ struct layer {
     struct gcuda_tensor *k, *v; // the cache: a cell per token, [N_EMBD, N_CELLS]
     struct gcuda_cgraph * graph;
     struct gcuda_tensor *x, *pos, *index, *mask; // inputs; index and mask: NULL if the way has none
-    // MOVE and REBUILD: views of the cache that are written; the result
-    struct gcuda_tensor *put_k, *put_v, *y;
+    struct gcuda_tensor *put_k, *put_v, *y;      // views of the cache that MOVE and REBUILD write; the result
 };
 
 #define TRY(call)                                              \
@@ -38,12 +36,8 @@ struct layer {
         if (try_st != GCUDA_STATUS_SUCCESS) { return try_st; } \
     } while (0)
 
-// What stands for embeddings: input i of token t, and weight i of matrix m.
-static float input_of(int t, int i) { return sinf(0.7f * (float) t + 1.3f * (float) i); }
-static float weight_of(int m, int i) { return 0.3f * sinf((float) (m + 1) * 0.37f * (float) (i % 97)); }
-
 static gcuda_status layer_init(struct layer * l) {
-    static float values[N_EMBD * N_EMBD];
+    static float data[N_EMBD * N_EMBD];
     const struct gcuda_init_params params = { 0, NULL, true };
     l->backend = gcuda_backend_init_best();
     l->weights = gcuda_init(params);
@@ -52,11 +46,10 @@ static gcuda_status layer_init(struct layer * l) {
     for (int m = 0; m < 4; ++m) { l->w[m] = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F32, N_EMBD, N_EMBD); }
     l->k = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F16, N_EMBD, N_CELLS);
     l->v = gcuda_new_tensor_2d(l->weights, GCUDA_TYPE_F16, N_EMBD, N_CELLS);
-    // before any graph: allocators leave this memory alone
-    l->buffer = gcuda_backend_alloc_ctx_tensors(l->weights, l->backend);
+    l->buffer = gcuda_backend_alloc_ctx_tensors(l->weights, l->backend); // no graph's allocator uses this memory
     for (int m = 0; m < 4 && l->buffer != NULL; ++m) {
-        for (int i = 0; i < N_EMBD * N_EMBD; ++i) { values[i] = weight_of(m, i); }
-        TRY(gcuda_backend_tensor_set(l->w[m], values, 0, sizeof values));
+        for (int i = 0; i < N_EMBD * N_EMBD; ++i) { data[i] = 0.3f * sinf((float) (m + 1) * 0.37f * (float) (i % 97)); }
+        TRY(gcuda_backend_tensor_set(l->w[m], data, 0, sizeof data));
     }
     return l->buffer != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
@@ -115,13 +108,11 @@ static gcuda_status run(struct layer * l, enum way way, int t, float * y) {
     float x[N_EMBD];
     gcuda_fp16_t mask[N_CELLS];
     const int32_t pos = t, index = t;
-    for (int i = 0; i < N_EMBD; ++i) { x[i] = input_of(t, i); }
+    for (int i = 0; i < N_EMBD; ++i) { x[i] = sinf(0.7f * (float) t + 1.3f * (float) i); } // embeddings
     for (int i = 0; i < N_CELLS; ++i) { mask[i] = gcuda_fp32_to_fp16(i <= t ? 0.0f : -INFINITY); }
     if (t == 0 || way == REBUILD) { TRY(build(l, way, t)); }
-    if (way == MOVE) {
-        TRY(gcuda_graph_move_view(l->graph, l->put_k, (size_t) t * l->k->nb[1]));
-        TRY(gcuda_graph_move_view(l->graph, l->put_v, (size_t) t * l->v->nb[1]));
-    }
+    if (way == MOVE) { TRY(gcuda_graph_move_view(l->graph, l->put_k, (size_t) t * l->k->nb[1])); }
+    if (way == MOVE) { TRY(gcuda_graph_move_view(l->graph, l->put_v, (size_t) t * l->v->nb[1])); }
     TRY(gcuda_backend_tensor_set(l->x, x, 0, sizeof x));
     TRY(gcuda_backend_tensor_set(l->pos, &pos, 0, sizeof pos));
     if (l->index != NULL) { TRY(gcuda_backend_tensor_set(l->index, &index, 0, sizeof index)); }
@@ -133,14 +124,12 @@ static gcuda_status run(struct layer * l, enum way way, int t, float * y) {
 static gcuda_status decode(struct layer * l, enum way way) {
     static const char * const names[N_WAYS] = { "index", "move", "rebuild" };
     float y[N_EMBD];
-    // NaN: cells that no query sees may hold anything
-    TRY(gcuda_backend_tensor_memset(l->k, 0xff, 0, gcuda_nbytes(l->k)));
+    TRY(gcuda_backend_tensor_memset(l->k, 0xff, 0, gcuda_nbytes(l->k))); // NaN: unseen cells may hold anything
     TRY(gcuda_backend_tensor_memset(l->v, 0xff, 0, gcuda_nbytes(l->v)));
     for (int t = 0; t < N_TOKENS; ++t) {
         TRY(run(l, way, t, y));
-        if (t % 8 == 7) {
-            printf("%-7s token %2d: %9.5f %9.5f %9.5f\n", names[way], t, (double) y[0], (double) y[1], (double) y[2]);
-        }
+        if (t % 8 != 7) { continue; }
+        printf("%-7s token %2d: %9.5f %9.5f %9.5f\n", names[way], t, (double) y[0], (double) y[1], (double) y[2]);
     }
     return GCUDA_STATUS_SUCCESS;
 }

@@ -455,6 +455,7 @@ static void print_whole(struct text * pending, bool is_end) {
 struct speed {
     size_t n_prompt, n_answer;
     int64_t prompt_us, answer_us;
+    bool at_limit; // the answer ended at 512 tokens, and -n was not given
 };
 
 static void print_speed(const struct app * a, const struct speed * s) {
@@ -462,8 +463,9 @@ static void print_speed(const struct app * a, const struct speed * s) {
     const bool is_dim = a->has_bar && a->has_colour;
     const double prompt = 1e6 * (double) s->n_prompt / (double) (s->prompt_us + 1),
                  answer = 1e6 * (double) s->n_answer / (double) (s->answer_us + 1);
-    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens, %.1f a second; %s]%s\n",
-        is_dim ? DIM : "", s->n_prompt, prompt, s->n_answer, answer, a->info.backend, is_dim ? PLAIN : "");
+    fprintf(stderr, "%s[prompt: %zu tokens, %.1f a second; answer: %zu tokens%s, %.1f a second; %s]%s\n",
+        is_dim ? DIM : "", s->n_prompt, prompt, s->n_answer, s->at_limit ? " (the most without -n)" : "", answer,
+        a->info.backend, is_dim ? PLAIN : "");
 }
 
 // gpt-oss thinks in one channel and answers in another: its marks are shown, and of the answer the last channel is
@@ -506,6 +508,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
         }
         if (st == GCUDA_STATUS_SUCCESS) { st = llm_eval_tokens(a->session, 0, &token, 1); }
     }
+    s->at_limit = a->o.n_tokens == 0 && s->n_answer == (size_t) limit;
     s->answer_us += gcuda_time_us() - begin;
     if (shows_marks(a) && answer->data != NULL) { keep_final(answer); }
     print_whole(&pending, true);
@@ -515,7 +518,7 @@ static gcuda_status generate(struct app * a, struct text * answer, struct speed 
 
 // Evaluates what the session does not hold of the prompt yet, then answers. Ctrl-C is no failure.
 static gcuda_status answer_tokens(struct app * a, const struct tokens * t, struct text * answer) {
-    struct speed s = { 0, 0, 0, 0 };
+    struct speed s = { 0, 0, 0, 0, false };
     size_t n_kept = 0;
     TRY(llm_seq_keep_prefix(a->session, 0, t->data, t->n, &n_kept));
     if (t->n - n_kept > (size_t) llm_n_free(a->session)) {
@@ -928,11 +931,11 @@ static gcuda_status bench_start(struct app * a, int64_t session_us) {
     TRY(llm_eval_tokens(a->session, 0, &token, 1));
     const int64_t token_us = gcuda_time_us() - begin_us;
     if (a->o.json) { return GCUDA_STATUS_SUCCESS; }
-    printf("%s, %s\n%.2f GB loaded in %.3f s: file %.3f, vocabulary %.3f, ", a->info.name, a->info.backend,
-        (double) a->info.n_bytes * 1e-9, (double) t->all_us * 1e-6, (double) t->file_us * 1e-6,
-        (double) t->vocab_us * 1e-6);
-    printf("waiting for %s %.3f (of %.3f), weights %.3f\n", a->info.backend, (double) t->wait_us * 1e-6,
-        (double) t->backend_us * 1e-6, (double) t->weights_us * 1e-6);
+    printf("%s, %s\n%.2f GB loaded in %.3f s: file %.3f, vocabulary %.3f, weights %.3f\n", a->info.name,
+        a->info.backend, (double) a->info.n_bytes * 1e-9, (double) t->all_us * 1e-6, (double) t->file_us * 1e-6,
+        (double) t->vocab_us * 1e-6, (double) t->weights_us * 1e-6);
+    printf("%s started in %.3f s meanwhile, waited for %.3f s\n", a->info.backend, (double) t->backend_us * 1e-6,
+        (double) t->wait_us * 1e-6);
     printf("session in %.3f s, first token in %.3f s\n", (double) session_us * 1e-6, (double) token_us * 1e-6);
     return GCUDA_STATUS_SUCCESS;
 }

@@ -50,13 +50,14 @@ MEMORY
 
 ERRORS
     A function that can fail returns a gcuda_status and leaves a message with names and numbers in
-    gcuda_last_error(). Nothing aborts, exits or prints. After a failed evaluation a session can be used again: it keeps
-    its earlier tokens and the chunks that were complete (llm_seq_length counts them).
+    gcuda_last_error(). Nothing aborts, exits or prints. After a failed evaluation a session can be used again: it
+    keeps its earlier tokens and the chunks that were complete (llm_seq_length counts them). A model or session that is
+    NULL is refused too; functions without a status then return zeros, false or NULL.
 
 GAME LOOP
     llm_submit queues a batch, llm_poll works on it for a limited number of microseconds, llm_logits reads the result:
 
-        if (!llm_is_busy(session)) { llm_submit(session, &batch); }
+        if (!llm_is_busy(session)) { st = llm_submit(session, &batch); }
         st = llm_poll(session, 2000, &is_done);                                  // 2 ms of this frame
         if (is_done) { llm_sample(...); }
 
@@ -3275,12 +3276,16 @@ void llm_model_free(struct llm_model * m) {
 
 struct llm_info llm_model_info(const struct llm_model * m) {
     struct llm_info info;
-    const struct llmi_params * p = &m->params;
     memset(&info, 0, sizeof info);
+    if (m == NULL) {
+        info.arch = info.name = info.backend = "";
+        return info;
+    }
     info.arch = m->arch->name;
     info.name = m->name;
     info.backend = m->backend_names;
     info.template_name = m->chat ? m->chat->name : NULL;
+    const struct llmi_params * p = &m->params;
     info.n_vocab = (int32_t) p->n_vocab;
     info.n_ctx_train = (int32_t) p->n_ctx;
     info.n_embd = (int32_t) p->n_embd;
@@ -3299,11 +3304,17 @@ struct llm_info llm_model_info(const struct llm_model * m) {
 
 // ---- tokens of a model ----
 
-static bool llmi_is_token(const struct llm_model * m, int32_t token) { return token >= 0 && token < m->vocab.n_tokens; }
+static bool llmi_is_token(const struct llm_model * m, int32_t token) {
+    return m != NULL && token >= 0 && token < m->vocab.n_tokens;
+}
+static gcuda_status llmi_check_model(const struct llm_model * m) {
+    return m != NULL ? GCUDA_STATUS_SUCCESS : llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the model is NULL");
+}
 
 gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t n_bytes, int flags, int32_t * tokens,
     size_t capacity, size_t * n_tokens) {
     struct llmi_out out = llmi_out_of(tokens, sizeof *tokens, capacity);
+    LLMI_TRY(llmi_check_model(m));
     LLMI_TRY(llmi_tokenize(&m->vocab, text, n_bytes, NULL, 0, flags, &out));
     return llmi_put_done(&out, "tokens", n_tokens);
 }
@@ -3311,6 +3322,7 @@ gcuda_status llm_tokenize(const struct llm_model * m, const char * text, size_t 
 gcuda_status llm_detokenize(const struct llm_model * m, const int32_t * tokens, size_t n_tokens, bool with_special,
     char * text, size_t capacity, size_t * n_bytes) {
     struct llmi_out out = llmi_out_of(text, 1, capacity);
+    LLMI_TRY(llmi_check_model(m));
     for (size_t i = 0; i < n_tokens; ++i) {
         if (!llmi_is_token(m, tokens[i])) {
             return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "token %zu is %d, the model has 0 to %d", i, tokens[i],
@@ -3332,10 +3344,11 @@ bool llm_token_is_end(const struct llm_model * m, int32_t token) {
 bool llm_token_is_special(const struct llm_model * m, int32_t token) {
     return llmi_is_token(m, token) && !llmi_is_shown(&m->vocab, token);
 }
-int32_t llm_token_bos(const struct llm_model * m) { return m->vocab.bos; }
+int32_t llm_token_bos(const struct llm_model * m) { return m ? m->vocab.bos : -1; }
 
 static gcuda_status llmi_chat_begin(const struct llm_model * m, struct llmi_chat * c, void * text, size_t capacity) {
     memset(c, 0, sizeof *c);
+    LLMI_TRY(llmi_check_model(m));
     c->t = m->chat;
     c->text = llmi_out_of(text, 1, capacity);
     if (c->t != NULL) { return GCUDA_STATUS_SUCCESS; }
@@ -4258,7 +4271,7 @@ void llm_session_free(struct llm_session * s) {
 }
 
 gcuda_backend_t llm_session_backend(const struct llm_session * s, int32_t i) {
-    return i >= 0 && i < s->m->n_backends ? s->backends[i] : NULL;
+    return s != NULL && i >= 0 && i < s->m->n_backends ? s->backends[i] : NULL;
 }
 
 // ---- a chunk: cells, inputs, graph ----
@@ -4437,16 +4450,30 @@ static gcuda_status llmi_step(struct llm_session * s, int64_t end_us, bool * is_
 }
 
 void llm_cancel(struct llm_session * s) {
+    if (s == NULL) { return; }
     if (s->event != NULL && s->n_chunk > 0) { (void) gcuda_backend_synchronize(s->backends[0]); }
     llmi_chunk_undo(s);
     s->n_batch = s->n_done = 0;
 }
 
-bool llm_is_busy(const struct llm_session * s) { return s->n_done < s->n_batch; }
+bool llm_is_busy(const struct llm_session * s) { return s != NULL && s->n_done < s->n_batch; }
+
+// May the session be used, and is it not at work?
+static gcuda_status llmi_check_idle(const struct llm_session * s) {
+    if (s == NULL) { return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the session is NULL"); }
+    if (!llm_is_busy(s)) { return GCUDA_STATUS_SUCCESS; }
+    return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "the session is at work: llm_poll until it is done, or llm_cancel");
+}
+static gcuda_status llmi_check_seq(const struct llm_session * s, int32_t seq) {
+    LLMI_TRY(llmi_check_idle(s));
+    if (seq >= 0 && seq < s->params.n_seqs) { return GCUDA_STATUS_SUCCESS; }
+    return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sequence %d, the session has %d", seq, s->params.n_seqs);
+}
 
 gcuda_status llm_poll(struct llm_session * s, int64_t max_us, bool * is_done) {
     const int64_t end_us = max_us > 0 ? gcuda_time_us() + llmi_min(max_us, INT64_MAX / 2) : 0;
     *is_done = false;
+    if (s == NULL) { return llmi_check_idle(s); }
     while (llm_is_busy(s)) {
         bool is_ready = false;
         gcuda_status st = llmi_step(s, end_us, &is_ready);
@@ -4469,14 +4496,11 @@ gcuda_status llm_poll(struct llm_session * s, int64_t max_us, bool * is_done) {
 // ---- batches ----
 
 static gcuda_status llmi_check_batch(const struct llm_session * s, const struct llm_batch * b) {
-    if (llm_is_busy(s)) {
-        return llmi_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "the session is at work: llm_poll until it is done, or llm_cancel");
-    }
+    LLMI_TRY(llmi_check_idle(s));
     if ((s->m->traits & LLMI_ENCODER) != 0) {
         return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s has no logits: use llm_embed", s->m->arch->name);
     }
-    if (b->n_tokens == 0 || b->tokens == NULL) {
+    if (b == NULL || b->n_tokens == 0 || b->tokens == NULL) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a batch without tokens");
     }
     if (b->n_tokens > (size_t) llm_n_free(s)) {
@@ -4529,9 +4553,7 @@ gcuda_status llm_eval(struct llm_session * s, const struct llm_batch * b) {
 }
 
 gcuda_status llm_eval_tokens(struct llm_session * s, int32_t seq, const int32_t * tokens, size_t n_tokens) {
-    if (seq < 0 || seq >= s->params.n_seqs) {
-        return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sequence %d, the session has %d", seq, s->params.n_seqs);
-    }
+    LLMI_TRY(llmi_check_seq(s, seq));
     struct llm_batch b = { tokens, NULL, NULL, n_tokens };
     LLMI_TRY(llmi_check_batch(s, &b));
     for (size_t i = 0; i < n_tokens; ++i) { s->seqs[i] = seq; }
@@ -4541,16 +4563,16 @@ gcuda_status llm_eval_tokens(struct llm_session * s, int32_t seq, const int32_t 
 
 // ---- results ----
 
-int32_t llm_n_outputs(const struct llm_session * s) { return s->n_outputs; }
+int32_t llm_n_outputs(const struct llm_session * s) { return s ? s->n_outputs : 0; }
 static int32_t llmi_seq_output(const struct llm_session * s, int32_t seq) { // the sequence's last one; -1: none
-    int32_t i = s->n_outputs - 1;
+    int32_t i = llm_n_outputs(s) - 1;
     while (i >= 0 && s->output_seqs[i] != seq) { --i; }
     return i;
 }
 const float * llm_logits(const struct llm_session * s, int32_t i) {
-    if (i < 0) { i += s->n_outputs; }
-    return i < 0 || i >= s->n_outputs || s->params.n_best > 0 ? NULL
-                                                              : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
+    const int32_t n = llm_n_outputs(s);
+    if (i < 0) { i += n; }
+    return i < 0 || i >= n || s->params.n_best > 0 ? NULL : s->logits + (size_t) i * (size_t) s->m->params.n_vocab;
 }
 const float * llm_seq_logits(const struct llm_session * s, int32_t seq) {
     const int32_t i = llmi_seq_output(s, seq);
@@ -4559,19 +4581,10 @@ const float * llm_seq_logits(const struct llm_session * s, int32_t seq) {
 
 // ---- sequences ----
 
-static gcuda_status llmi_check_seq(const struct llm_session * s, int32_t seq) {
-    if (llm_is_busy(s)) {
-        return llmi_fail(
-            GCUDA_STATUS_INVALID_ARGUMENT, "the session is at work: llm_poll until it is done, or llm_cancel");
-    }
-    if (seq >= 0 && seq < s->params.n_seqs) { return GCUDA_STATUS_SUCCESS; }
-    return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sequence %d, the session has %d", seq, s->params.n_seqs);
-}
-
-int32_t llm_n_ctx(const struct llm_session * s) { return s->cells[0].n; }
-int32_t llm_n_free(const struct llm_session * s) { return s->cells[0].n - s->cells[0].n_used; }
+int32_t llm_n_ctx(const struct llm_session * s) { return s ? s->cells[0].n : 0; }
+int32_t llm_n_free(const struct llm_session * s) { return s ? s->cells[0].n - s->cells[0].n_used : 0; }
 int32_t llm_seq_length(const struct llm_session * s, int32_t seq) {
-    return seq < 0 || seq >= s->params.n_seqs ? 0 : s->cells[0].length[seq];
+    return s == NULL || seq < 0 || seq >= s->params.n_seqs ? 0 : s->cells[0].length[seq];
 }
 int32_t llm_seq_token(const struct llm_session * s, int32_t seq, int32_t position) {
     if (position < 0 || position >= llm_seq_length(s, seq)) { return LLMI_NONE; }
@@ -4808,7 +4821,8 @@ static size_t llmi_state_bytes(const struct llm_session * s, const struct llmi_s
 }
 
 static gcuda_status llmi_check_state(const struct llm_session * s) {
-    if ((s->m->traits & LLMI_ENCODER) == 0) { return llmi_check_seq(s, 0); }
+    LLMI_TRY(llmi_check_seq(s, 0));
+    if ((s->m->traits & LLMI_ENCODER) == 0) { return GCUDA_STATUS_SUCCESS; }
     return llmi_fail(GCUDA_STATUS_UNSUPPORTED, "%s keeps no state", s->m->arch->name);
 }
 
@@ -5202,6 +5216,7 @@ static gcuda_status llmi_sample_best(
 
 gcuda_status llm_sample(struct llm_session * s, int32_t seq, struct llm_sampler * sampler, int32_t * token) {
     const int32_t output = llmi_seq_output(s, seq);
+    if (s == NULL) { return llmi_check_idle(s); }
     if (!llmi_is_sampler(sampler)) {
         return llmi_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "llm_sample: a sampler with a memory of %d tokens (1 to %d can be): llm_sampler_init makes one",

@@ -382,6 +382,7 @@ int main(int argc, char ** argv) {
         } else if (strcmp(argv[i], "--runs") == 0 && atoi(value) > 0) {
             n_runs = atoi(value);
         } else {
+            fprintf(stderr, "upscale: '%s %s' is no option\n", argv[i], value);
             return usage();
         }
     }

@@ -427,8 +427,8 @@ def cases():
     add("two units g++ c++11", "full", two_units("g++", "c++11"))
     add("implementation in C++, users in C", "user", mixed_languages)
     # strict C99 hides the clock when another system header came first: the manual says the implementation comes first
-    add("declarations first gcc gnu99", "ci", with_flags("gcc", "gnu99", "late.c", ["-O0"]))
-    add("declarations first gcc c11", "full", with_flags("gcc", "c11", "late.c", ["-O0"]))
+    add("declarations first gcc gnu99", "full", with_flags("gcc", "gnu99", "late.c", ["-O0"]))
+    add("declarations first gcc c11", "ci", with_flags("gcc", "c11", "late.c", ["-O0"]))
     add("declarations first g++ c++11", "full", with_flags("g++", "c++11", "late.c", ["-O0"]))
     only_copy = {"a": "copy_a", "b": "copy_b"}
     add("two GCUDA_STATIC copies gcc", "ci", copies("gcc", "c99", ["-DGCUDA_STATIC"], ["-DGCUDA_STATIC"], only_copy))

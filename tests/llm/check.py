@@ -12,9 +12,11 @@ import base64
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -36,7 +38,7 @@ WINDOW_MODELS = ("gemma3", "gemma3-f16", "gpt-oss")
 # number of gcuda_type, name; a rounding that falls the other way moves a row more the fewer bits there are
 CACHE_TYPES = [(F16, "f16", 0.99999, 2e-3), (BF16, "bf16", 0.9999, 0.01), (Q8_0, "q8_0", 0.9995, 0.01),
                (Q4_0, "rotated q4_0", 0.9995, 0.01)]
-ALIKE = ("tokenizer", "chats", "incomplete", "damaged")  # tests of what no backend has a part in
+ALIKE = ("tokenizer", "chats", "incomplete", "damaged", "program")  # tests of what no backend has a part in
 VOCABULARIES = ("llama3", "llama-smollm", "llama-tekken", "llama-biased", "qwen2", "gpt-oss", "llama-spm", "phi3",
                 "gemma3", "bert-mean", "bert-cls")
 CHAT_MODELS = ("llama-smollm", "llama3", "qwen2", "phi3", "gemma3", "llama-spm", "llama-tekken", "gpt-oss",
@@ -385,6 +387,16 @@ def forward(name):
             run.close_on_average(got, rounded, "logits as used, cache F16", 0.98 if spec.experts else 0.998, 0.85)
         run.finish(p)
     return test
+
+
+def many_layers(run):
+    """Gemma 3 with 62 layers: its queries have another scale than those of fewer."""
+    path = run.path("gemma3-27b")
+    ref, p = run.reference(path, n_ctx=256), run.probe(path)
+    ids = prompt(ref.n_vocab, 20, 6)
+    p.session(outputs=64)
+    run.near(p.eval(ids), ref.logits(ids), "logits")
+    run.finish(p)
 
 
 def sequences(name):
@@ -787,15 +799,125 @@ def several_gpus(name):
     return test
 
 
-def program(run, *words, code=0, path=None, backend=None):
-    """(standard output, standard error) of build/llm, or of the program at path."""
+def program(run, *words, code=0, path=None, backend=None, said=""):
+    """(standard output, standard error) of build/llm, or of the program at path. said: its standard input."""
     path, backend = path or run.args.program, backend or run.args.backend
     if not os.path.exists(path):
         raise Skip(f"{path} is not built")
-    result = subprocess.run([path, *words, "--backend", backend], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    command = [path, *words, "--backend", backend]
+    result = subprocess.run(command, capture_output=True, input=said.encode("utf-8"), check=False)
     out, err = result.stdout.decode("utf-8", "replace"), result.stderr.decode("utf-8", "replace")
     run.that(result.returncode == code, f"exit code of llm {' '.join(words)[:80]} on {backend}", f"{result.returncode}, want {code}: {err[-300:]}")
     return out, err
+
+
+def program_commands(run):
+    """Every command, on small random models. No escape codes, nothing overwritten: the output is no terminal."""
+    path, bert = run.path("llama-smollm"), run.path("bert-mean")
+    text = os.path.join(os.path.dirname(bert), "lines.txt")
+    seen = []
+
+    def said(*words, **which):
+        seen.extend(program(run, *words, **which))
+        return seen[-2], seen[-1]
+    out, err = said("info", "-m", path)
+    run.that("architecture  llama\n" in out and err == "", "info", f"{out!r} {err!r}")
+    out, _ = said("tokenize", "-m", path, "-p", "one two\n")
+    run.that(out.splitlines()[-1] == f"{len(out.splitlines()) - 1} tokens", "tokenize counts its lines", f"{out!r}")
+    bench = ("bench", "-m", path, "--depths", "0,8", "--n-prompt", "8", "--repeat", "2", "-n", "4")
+    rows = json.loads(said(*bench, "--json")[0])
+    run.that([row["depth"] for row in rows] == [0, 8], "bench --json: depths", f"{rows}")
+    speeds = [row[key] for row in rows for key in ("prompt_per_second", "generated_per_second")]
+    run.that(min(speeds) > 0, "bench --json: speeds", f"{rows}")
+    out, _ = said(*bench)
+    run.that(len(re.findall(r"^ +[08] +8 tokens: .* \+- .*4 tokens: .* \+- ", out, re.M)) == 2, "bench", f"{out!r}")
+    run.that(max(map(len, out.splitlines())) <= 80, "bench in 80 columns", f"{out!r}")
+    lines = ["the ship sails", "a house by the sea", "numbers 1 2 3"]
+    with open(text, "w", encoding="utf-8") as f:
+        f.write("\n".join(lines))
+    out, _ = said("embed", text, "-m", bert, "-p", lines[1], "--best", "2")
+    found = re.findall(r"^ *(-?\d\.\d+)  (.*)$", out, re.M)
+    run.that(len(found) == 2 and found[0] == ("1.000", lines[1]), "embed: a line is nearest to itself", f"{out!r}")
+    chat = ("chat", "-m", path, "-n", "3", "--ctx", "200")
+    out, err = said(*chat, said="one\n\n/new\n/help\ntwo\n/quit\nthree\n")
+    answers = re.findall(r"^\[prompt: \d+ tokens, .*; answer: \d tokens, ", err, re.M)
+    run.that(len(answers) == 2, "chat: two answers", f"{err!r}")
+    run.that("/help: there are /new and /quit" in err, "chat: a command that is none", f"{err!r}")
+    out, err = said(*chat, said="one\n" + "long " * 500 + "\ntwo\n")
+    goes_on = err.count("[prompt: ") == 2 and "the context 200" in err
+    run.that(goes_on, "chat: a question that is too long, and the next", f"{err!r}")
+    with_model = ("-m", path)
+    for words, code, want in [
+            ((), 0, "llm -m FILE -p"), (("--help",), 0, "commands"), (("-p", "x"), 1, "-m FILE.gguf"),
+            ((*with_model, "--tmp", "1"), 1, "'--tmp'"), ((*with_model, "chatt"), 1, "'chatt'"),
+            ((*with_model, "-p"), 1, "-p TEXT"),
+            ((*with_model, "-n", "x", "-p", "x"), 1, "not 'x'"), ((*with_model, "--kv", "q5", "-p", "x"), 1, "q8_0"),
+            ((*with_model, "--temp", "nan", "-p", "x"), 1, "temperature"), (("-m", bert, "-p", "x"), 1, "bert"),
+            ((*with_model, "--ctx", "4", "-p", "one two three"), 1, "--ctx"),
+            (("perplexity", *with_model), 1, "text file")]:
+        done = subprocess.run([run.args.program, *words], input="", capture_output=True, text=True, check=False)
+        seen += [done.stdout, done.stderr]
+        what, said_it = f"llm {' '.join(words)}", want in (done.stderr if code else done.stdout)
+        run.that(done.returncode == code and said_it, what, f"{done.returncode}, {done.stderr!r}")
+        run.that(max(map(len, done.stdout.splitlines()), default=0) <= 80, f"{what}: 80 columns")
+    codes = [t for t in seen if "\x1b" in t or "\r" in t]
+    run.that(codes == [], "no escape codes", f"{codes}")
+    os.remove(text)
+
+
+def program_in_terminal(run):
+    """A chat in a terminal of 80 columns: it prompts in bold, Ctrl-C ends an answer and not the program."""
+    try:
+        import pty
+    except ImportError:
+        raise Skip("no pseudo-terminals here") from None
+    if not os.path.exists(run.args.program):
+        raise Skip(f"{run.args.program} is not built")
+    path = real(models.smollm2)
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ.pop("NO_COLOR", None)
+        words = ["llm", "chat", "-m", path, "--ctx", "2048", "-n", "1500", "--backend", run.args.backend]
+        os.execv(run.args.program, words)
+    out = ""
+
+    def until(is_there):
+        nonlocal out
+        end, part = time.time() + 60, b"x"
+        while part and not is_there(out) and time.time() < end:
+            if select.select([fd], [], [], 1)[0]:
+                try:
+                    part = os.read(fd, 4096)
+                except OSError:  # the program has ended
+                    part = b""
+                out += part.decode("utf-8", "replace")
+        return is_there(out)
+    bold, question = "\x1b[1m> ", "Write a long story about the sea."
+    run.that(until(lambda t: bold in t), "it prompts in bold", repr(out[-300:]))
+    os.write(fd, question.encode() + b"\n")
+    run.that(until(lambda t: len(t.partition(question)[2]) > 40), "an answer begins", repr(out[-300:]))
+    os.write(fd, b"\x03")
+    is_back = until(lambda t: t.count(bold) == 2 and "[prompt: " in t)
+    run.that(is_back, "Ctrl-C ends the answer, and the program prompts again", repr(out[-300:]))
+    run.that(int(re.findall(r"answer: (\d+) tokens", out)[0]) < 300, "the answer is not whole", repr(out[-300:]))
+    os.write(fd, b"\x03")
+    run.that(until(lambda t: "Ctrl-C again" in t), "Ctrl-C at the prompt says how to end", repr(out[-300:]))
+    os.write(fd, b"/quit\n")
+    until(lambda t: False)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(fd)
+    run.that(code == 0, "/quit ends the program well", f"exit code {code}: {out[-300:]!r}")
+
+
+def program_without_network(run):
+    """What `make run` says: why, and what else there is."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "GCUDA_MODELS": folder, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1",
+               "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull}
+        done = subprocess.run(["make", "-s", "-C", ROOT, "run"], env=env, capture_output=True, text=True, check=False)
+    for words in ("PyPI cannot be reached", "make run MODEL=file.gguf", "make digits"):
+        said = done.returncode != 0 and words in done.stderr
+        run.that(said, f"make run says {words!r}", f"{done.returncode}, {done.stderr!r}")
 
 
 def program_answers(run):
@@ -935,7 +1057,7 @@ def minilm(run):
 
 
 def tests(level):
-    small = [s.name for s in make_models.SPECS]
+    small = [s.name for s in make_models.SPECS if s.name != "gemma3-27b"]
     decoders = [n for n in small if not n.startswith("bert")]
     out = [(f"tokenizer {name}", small_tokenizer(name)) for name in VOCABULARIES]
     out += [("tokenizer smollm2 (real)", smollm2_tokenizer), ("tokenizer minilm (real)", minilm_tokenizer)]
@@ -946,13 +1068,15 @@ def tests(level):
     out += [(f"sequences {name}", sequences(name)) for name in (decoders if level == "full" else ("llama3", "qwen3", "gemma3", "gpt-oss", "phi3"))]
     out += [(f"prefix {name}", window_rewind(name)) for name in (*WINDOW_MODELS, "llama3")]
     out += [(f"long window {name}", long_window(name)) for name in WINDOW_MODELS]
-    out.append(("longrope phi3", longrope))
+    out += [("longrope phi3", longrope), ("scale of gemma3-27b", many_layers)]
     out += [(f"cache types {name}", cache_types(name)) for name in ("qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm2 (real)")]
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"two GPUs {name}", several_gpus(name)) for name in ("llama3", "qwen3moe", "gemma3")]
     out += [(f"incomplete {name}", incomplete(name)) for name in (small if level == "full" else ("llama3", "gemma3", "gpt-oss", "bert-mean"))]
     out += [(f"damaged {name}", damaged(name)) for name in ("llama3", "llama-spm", "gemma3", "bert-mean")]
     out += [("program: inputs", program_inputs), ("program: interrupted", program_interrupted)]
+    out += [("program: commands", program_commands), ("program: without a network", program_without_network)]
+    out += [("program: in a terminal (real)", program_in_terminal)]
     out += [("program: answers (real)", program_answers), ("program: perplexity (real)", program_perplexity)]
     out.append(("device: perplexity (real)", device_perplexity))
     out += [("smollm2 generation (real)", smollm2), ("smollm2 logits (real)", smollm2_logits), ("minilm (real)", minilm)]

@@ -295,6 +295,9 @@ SPECS = [
     Spec("gemma3", "gemma3", gemma_vocab, F32, d=32, layers=8, kv=1, n_ctx=256, keys={
         "attention.sliding_window": 8, "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
     Spec("gemma3-f16", "gemma3", gemma_vocab, F16, d=24, layers=7, kv=2, n_ctx=256, keys={"attention.sliding_window": 5, "rope.freq_base": 1e6}),
+    # attention of the one with 27 billion parameters has another scale, and is known by its number of layers
+    Spec("gemma3-27b", "gemma3", gemma_vocab, F32, d=32, layers=62, ff=32, kv=2, n_ctx=256,
+         keys={"attention.sliding_window": 8}),
     Spec("gpt-oss", "gpt-oss", o200k_vocab, F32, d=32, layers=4, heads=4, kv=2, ff=64, experts=8, used=4, tied=False, biases=True,
          expert_kind=MXFP4, n_ctx=256, keys={**YARN, "rope.scaling.factor": 32.0, "rope.freq_base": 150000.0, "attention.sliding_window": 8}),
     Spec("phi3", "phi3", phi3_vocab, F16, kv=4, d=24, embd=96, tied=False, n_ctx=1024, keys={

