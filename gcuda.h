@@ -172,17 +172,21 @@ ADDING AN OPERATION
       - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well.
         tests/test-grad.c compares its derivative with finite differences; the list is enough
       - a named constructor such as gcuda_relu: its declaration in >>op:unary of >>ops-elements, GCUDAI_UNARY_BOTH in
-        >>op:unary of >>impl-ops-elements, and its row in tests/test-errors.c
+        >>op:unary of >>impl-ops-elements, its row in tests/test-errors.c [lint] and in unary_named of
+        tests/ops-elementwise.h [lint]
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
 
     A new block type of weights:
       - its row in GCUDA_TYPES, with all facts; `none` in the column switch while CUDA has no kernels for it
-      - its block struct and gcudai_quantize_row_NAME in >>impl-blocks, which the host and the kernels share;
-        gcudai_quantize_weighted_NAME, if the row says so, in >>impl-quants
+      - its struct gcuda_block_NAME below that table
+      - if the row says so, gcudai_quantize_row_NAME in >>impl-blocks, which the host and the kernels share, and
+        gcudai_quantize_weighted_NAME in >>impl-quants
       - in >>impl-simd gcudai_codes_NAME and gcudai_codes_NAME_avx2; dequantizing uses them too
-      - its id in weight_types of tests/test-mulmat.c and its row in op_types of tests/test-ops.h
-      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES. The compiler then names the decoders
-        of the product kernels. No check names D_QUANTIZED_TYPES, which conversions on the device need
+      - in tests/test-quants.c the values of a block of fixed bytes: a row of dequantize_vectors [lint]. Other tests
+        take the library's decoder as their reference
+      - its row in op_types of tests/test-ops.h, which the tests name when they need it
+      - on CUDA its d_format and its decoders, which a table in >>k-quants of gcuda_kernels.cu lists. Then its name in
+        WEIGHT_TYPES_OF_32 or _256 of tests/test-ops.h [lint]
     tests/tools/places.py adds a dummy operation, activation, type and path of products, and leaves out one place after
     the other.
 
@@ -8580,6 +8584,14 @@ gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 // Columns of yes and no: the first argument or the second.
 #define GCUDAI_IF_yes(a, b) a
 #define GCUDAI_IF_no(a, b) b
+
+// A quantized type has a struct gcuda_block_LOWER of the size that its row says.
+#define GCUDAI_BLOCK_HAS_0(lower, bytes)
+#define GCUDAI_BLOCK_HAS_1(lower, bytes) \
+    typedef char gcudai_##lower##_has_these_bytes[sizeof(struct gcuda_block_##lower) == (bytes) ? 1 : -1];
+#define X(ID, id, lower, name, block, bytes, quantized, ...) GCUDAI_BLOCK_HAS_##quantized(lower, bytes)
+GCUDA_TYPES(X)
+#undef X
 
 // n weights, whole blocks, by way of the codes that matrix products expand them to (>>impl-simd).
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
