@@ -128,6 +128,7 @@ def check_blocks(text):
     check_gradients(text)
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
         check_paths(text, read("gcuda_kernels.cu"))
+        check_patterns(text)
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
     bad = ["GCUDA_TYPES has none"] * (not weights)
@@ -152,6 +153,19 @@ def check_gradients(text):
         if not re.search(rf"\bgcuda_{call}\(|\b(?:UNARY|BINARY)\({name}\)", tests):
             bad.append(f"no case of gcuda_{name}")
     check(f"test-grad.c has a case for each of {len(derived)} derivatives", bad)
+
+
+def check_patterns(text):
+    """Each fused pattern has a row in the public table, whose first column its name contains, and a case in test-fusion.c."""
+    patterns = re.findall(r"^    \{ \"(.*?)\", GCUDAI_CUDA_FUSED_", text, re.M)
+    table = text[text.find("//   pattern              nodes and conditions"):].split("\n//\n")[0]
+    rows = re.findall(r"^//   (\w.*?)(?:  +\S|$)", table, re.M)[1:]
+    tests = read("tests/sim/test-fusion.c")
+    bad = ["gcudai_cuda_patterns has none"] * (not patterns)
+    bad += [f"'{p}': no row in the table of patterns in >>cuda" for p in patterns if not any(row in p for row in rows)]
+    bad += [f"'{p}': no case in tests/sim/test-fusion.c" for p in patterns if p not in tests]
+    bad += [f"table of patterns in >>cuda: '{row}' is in no name of gcudai_cuda_patterns" for row in rows if not any(row in p for p in patterns)]
+    check(f"{len(patterns)} fused patterns have their places", bad)
 
 
 def check_paths(text, kernels):
