@@ -172,17 +172,22 @@ ADDING AN OPERATION
       - its reference REF_UNARY(ID, f(x)) in tests/ops-elementwise.h, which the compiler requires as well.
         tests/test-grad.c compares its derivative with finite differences; the list is enough
       - a named constructor such as gcuda_relu: its declaration in >>op:unary of >>ops-elements, GCUDAI_UNARY_BOTH in
-        >>op:unary of >>impl-ops-elements, and its row in tests/test-errors.c
+        >>op:unary of >>impl-ops-elements, its row in tests/test-errors.c [lint] and in unary_named of
+        tests/ops-elementwise.h [lint]
     A new gate needs GCUDA_GLU_OPS, which names its activation, GCUDAI_GLU and d_glus.
 
     A new block type of weights:
       - its row in GCUDA_TYPES, with all facts; `none` in the column switch while CUDA has no kernels for it
-      - its block struct and gcudai_quantize_row_NAME in >>impl-blocks, which the host and the kernels share;
-        gcudai_quantize_weighted_NAME, if the row says so, in >>impl-quants
+      - its struct gcuda_block_NAME below that table
+      - if the row says so, gcudai_quantize_row_NAME in >>impl-blocks, which the host and the kernels share, and
+        gcudai_quantize_weighted_NAME in >>impl-quants
       - in >>impl-simd gcudai_codes_NAME and gcudai_codes_NAME_avx2; dequantizing uses them too
-      - its id in weight_types of tests/test-mulmat.c and its row in op_types of tests/test-ops.h
-      - on CUDA its d_format in gcuda_kernels.cu and its place in D_WEIGHT_TYPES. The compiler then names the decoders
-        of the product kernels. No check names D_QUANTIZED_TYPES, which conversions on the device need
+      - in tests/test-quants.c the values of a block of fixed bytes: a row of dequantize_vectors [lint]. Other tests
+        take the library's decoder as their reference
+      - its row in op_types of tests/test-ops.h, which the tests name when they need it
+      - on CUDA its d_format and its decoders, which a table in >>k-quants of gcuda_kernels.cu lists. Then its name in
+        WEIGHT_TYPES_OF_32 or _256 of tests/test-ops.h [lint]
+      - its row in weight_types of tests/sim/test-cuda.c [that test]
     tests/tools/places.py adds a dummy operation, activation, type and path of products, and leaves out one place after
     the other.
 
@@ -198,10 +203,18 @@ ADDING AN OPERATION
     gcudai_cuda_is_member). Epilogues (takes, and gcudai_cuda_steps_path where they pay); prequantized activations and
     stages (mul_mat_path_of). A path without them changes none of these functions.
 
-    A new fused pattern on CUDA: rows of nodes in >>impl-cuda-fusion and its entry in gcudai_cuda_patterns, where the
-    first match wins. With a new launcher also its kind in enum gcudai_cuda_pattern_kind, its arguments in union
-    gcudai_cuda_fused, and its case in gcudai_cuda_run_fused, which the compiler asks for. Tests: test-fusion and
-    test-random in tests/sim.
+    A new fused pattern on CUDA, in >>impl-cuda-fusion:
+      - its rows of nodes; what a row needs is a name of GCUDAI_CUDA_RULES
+      - its fit function: fills the arguments of the launcher, and asks gcudai_cuda_may_write for each result. An
+        operation's own arguments come from gcudai_ARGS_args, where ARGS is the column args of its row in GCUDA_OPS
+      - its entry in gcudai_cuda_patterns, where the first match wins
+      - its row in the table of patterns in >>cuda [lint]
+      - its cases in tests/sim/test-fusion.c [lint]: that it fires with the bits of single nodes, and that each need
+        stops it. tests/sim/test-random.c fails if no random graph contains it.
+    A kind other than LAST_NODE also needs its line in enum gcudai_cuda_pattern_kind, its arguments in union
+    gcudai_cuda_fused, and its case in gcudai_cuda_run_fused [compiler]. A new launcher is declared in >>cuda and
+    defined in gcuda_kernels.cu [linker]. Scratch of a fused launch: that of the last node's operation (LAST_NODE), or
+    of struct gcudai_cuda_products. Other kinds have none.
 
 LIMITS
     Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read
@@ -3906,7 +3919,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // Fusion: one launch computes several nodes. gcuda_cuda_params.fusion turns it off, gcuda_graph_set_fusion does for one
 // graph. Intermediate results are not written: mark those to read with gcuda_set_output. The graph does not change.
 // "Same activations": nodes with the same second operand, such as queries, keys and values, or gate and up. A plan runs
-// them consecutively unless a node between them prevents it.
+// them consecutively unless a node between them prevents it. Traces and the log name a launch by its pattern, such as
+// "add + rms_norm + mul". GCUDA_LOG=debug says which node of a pattern did not fit, and why.
 //
 //   pattern              nodes and conditions
 //   rms_norm + mul       with an add before or after, or a sum of views of one row and a residual before
@@ -3917,16 +3931,19 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //     + set_rows         with set_rows of values
 //     all three          each may begin with a bias and rms_norm + mul, and end with a Hadamard transform
 //   hadamard             a mul_mat with GCUDA_HINT_SRC0_IS_HADAMARD of 64, 128, 256 or 512
-//   ssm_conv             of F32, with a bias of its channels and SiLU
+//   ssm_conv + silu      of F32, with or without a bias of its channels
 //   chain                up to eight element-wise operations; the first may be an add_cast of 16 bits to F32
-//   routing of experts   probabilities, a bias for the choice, argsort, get_rows, division by their sum, a factor
-//   product + epilogue   a bias or add_id, an activation, a factor, a scale, a residual, in this order: next table
-//   two products + glu   of one column and the same activations, then the steps of an epilogue
-//   several products     of the same activations
-//     up to three        of one column; with quantized weights also of 2 columns or more (below 8.0: of 2)
+//   route                of experts: probabilities, a bias for the choice, argsort, get_rows, division by their sum, a
+//                        factor
+//   norm + router        rms_norm + mul of one token, and a mul_mat of F32 weights with at most 512 rows
+//   mul_mat + epilogue   a bias, an activation, a factor, a scale, a residual, in this order: next table.
+//                        Two products of one column and the same activations, then a glu and the rest of an epilogue
+//   mul_mat_id + epilogue  of experts: add_id as the bias, then as mul_mat + epilogue
+//   several products     of the same activations: up to three of one column; with quantized weights also of 2 columns
+//                        or more (below 8.0: of 2)
 //     tiles              all of them in tiles
 //     wgmma              quantized weights, many columns, at least one product large
-//   glu + product        a glu that only a wgmma product reads is written prequantized
+//   glu + mul_mat        a glu that only a wgmma product reads is written prequantized
 //
 //   product              columns for an epilogue
 //   quantized weights    1 to 8; with wgmma (gcuda_has_warp_groups) and rows at multiples of 4 bytes 1 to 16
@@ -8581,6 +8598,14 @@ gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
 // Columns of yes and no: the first argument or the second.
 #define GCUDAI_IF_yes(a, b) a
 #define GCUDAI_IF_no(a, b) b
+
+// A quantized type has a struct gcuda_block_LOWER of the size that its row says.
+#define GCUDAI_BLOCK_HAS_0(lower, bytes)
+#define GCUDAI_BLOCK_HAS_1(lower, bytes) \
+    typedef char gcudai_##lower##_has_these_bytes[sizeof(struct gcuda_block_##lower) == (bytes) ? 1 : -1];
+#define X(ID, id, lower, name, block, bytes, quantized, ...) GCUDAI_BLOCK_HAS_##quantized(lower, bytes)
+GCUDA_TYPES(X)
+#undef X
 
 // Dequantizes n weights, whole blocks, from the codes to which matrix products expand them (>>impl-simd).
 static void gcudai_dequantize_weights(enum gcuda_type type, const void * x, float * y, int64_t n);
@@ -32477,11 +32502,11 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "rope of queries + rope + set_rows + values", GCUDAI_CUDA_FUSED_ROPE_SET, GCUDAI_CUDA_BY_ROW_ABOVE },
     { "hadamard", GCUDAI_CUDA_FUSED_HADAMARD, GCUDAI_CUDA_BY_ROWS(hadamard, hadamard) },
     // One match finds both; of experts it is the next row.
-    { "mul_mat + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) },
-    { "mul_mat_id + steps", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROW_ABOVE },
-    { "mul_mat beside mul_mat", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, VEC, MUL_MAT) },
-    { "mul_mat beside mul_mat, many columns", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, WGMMA, MUL_MAT) },
-    { "mul_mat beside mul_mat, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, TILE, MUL_MAT) },
+    { "mul_mat + epilogue", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROWS(product, product) },
+    { "mul_mat_id + epilogue", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_ROW_ABOVE },
+    { "several products", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, VEC, MUL_MAT) },
+    { "several products, wgmma", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, WGMMA, MUL_MAT) },
+    { "several products, tiles", GCUDAI_CUDA_FUSED_PRODUCTS, GCUDAI_CUDA_BY_MATCH(group, TILE, MUL_MAT) },
     { "glu + mul_mat", GCUDAI_CUDA_FUSED_GLU_PRODUCT, GCUDAI_CUDA_BY_MATCH(glu_mul_mat, WGMMA, GLU) },
     { "route", GCUDAI_CUDA_FUSED_ROUTE, GCUDAI_CUDA_BY_MATCH(route, PLAIN, NONE) },
     { "sum of parts + add + rms_norm + mul", GCUDAI_CUDA_FUSED_NORM, GCUDAI_CUDA_BY_ROWS(parts_norm, parts_norm_mul) },
@@ -32677,7 +32702,7 @@ static void gcudai_cuda_order_of(const struct gcudai_cuda_snapshot * snapshot, b
 //   weights read before the PDL wait       0, 11, 8                   0, 4, 5      gcudai_cuda_plan_overlap
 //   rope + set_rows                        1, 13, 16                  0, 20, 22    its four patterns
 //   norms, with and without an addition    5, 9, 7                                 the two patterns of norms
-//   product + epilogue, gate               0, 5, 5                                 pattern "mul_mat + steps"
+//   product + epilogue, gate               0, 5, 5                                 pattern "mul_mat + epilogue"
 //   products of the same activations       1, 3, 4                                 its pattern
 //   the same, many columns                 7, 0, 0                                 its pattern
 //   glu that writes packed B               6, 0, 0                                 pattern "glu + mul_mat"

@@ -1584,24 +1584,37 @@ static inline __device__ void d_codes8_iq1(uint32_t digits, bool is_down, uint32
 }
 
 // ---- lists of block types ----
+// What this file has of a type of weights. The compiler names what is missing where the last column says so.
+//
+//   D_WEIGHT_TYPES     below                   every product of quantized weights                             yes
+//   d_format           above                   a group of 32 elements: conversions, get_rows, PLAIN, WGMMA    yes
+//   TILE_FORMAT        >>k-mul-mat-tile        a lane's fragment: TILE, experts of PLAIN                      yes
+//   d_mma_format       >>k-mul-mat-vec         a lane's fragment: VEC on tensor cores, INT8                   yes
+//   d_vec_traits       >>k-mul-mat-vec         a lane's 64 elements: VEC with one or two columns              yes
+//   D_QUANTIZED_TYPES  end of this section     conversions to the type, by its gcudai_quantize_row_NAME       yes
+//   D_LIST_TYPES       >>k-mul-mat-vec         types of path INT8                                             no
+//   D_CACHE_TYPES      >>k-norm                types of a KV cache that rope + set_rows writes                no
+//   attn_is_codes      >>k-attention           types of k and v that attention reads without conversion       no
+//
 // clang-format off
 #define D_WEIGHT_TYPES(X)                                                                                   \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)     \
     X(MXFP4) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
-#define D_IS_WEIGHT_yes_yes 1
-#define D_IS_WEIGHT_yes_none 0
-#define D_IS_WEIGHT_no_yes 0
-#define D_IS_WEIGHT_no_no 0
-#define D_COUNT(ID) +1
+// Columns of GCUDA_TYPES as numbers: yes and no; whether there are kernels.
+#define D_YES_yes 1
+#define D_YES_no 0
+#define D_HAS_yes 1
+#define D_HAS_no 1
+#define D_HAS_none 0
+#define D_BIT(ID) | (uint64_t) 1 << GCUDA_TYPE_##ID
 #define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, \
     partner, kernels)                                                                                               \
-    +D_IS_WEIGHT_##weights##_##kernels
-static_assert(0 D_WEIGHT_TYPES(D_COUNT) == 0 GCUDA_TYPES(X),
-    "D_WEIGHT_TYPES lacks a type that GCUDA_TYPES says is a weight with kernels");
+    static_assert(((0 D_WEIGHT_TYPES(D_BIT)) >> GCUDA_TYPE_##ID & 1) == (D_YES_##weights & D_HAS_##kernels),        \
+        "D_WEIGHT_TYPES and GCUDA_TYPES differ about " #ID ": are there kernels for these weights?");
+GCUDA_TYPES(X)
 #undef X
-#undef D_COUNT
 
 // Calls f(d_format<type>()) for any block type, or only for types that weights may have; otherwise UNSUPPORTED.
 // clang-format off
@@ -1673,6 +1686,14 @@ static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c,
     X(MXFP4, mxfp4) X(Q8_K, q8_k) X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k)           \
     X(IQ4_XS, iq4_xs)
 // clang-format on
+#define D_BIT_OF_PAIR(ID, name) D_BIT(ID)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, kind, centre, \
+    partner, kernels)                                                                                               \
+    static_assert(((0 D_QUANTIZED_TYPES(D_BIT_OF_PAIR)) >> GCUDA_TYPE_##ID & 1) ==                                  \
+                      (D_YES_##write & D_HAS_##kernels & quantized),                                                \
+        "D_QUANTIZED_TYPES and GCUDA_TYPES differ about " #ID ": can kernels quantize to it?");
+GCUDA_TYPES(X)
+#undef X
 template <gcuda_type TYPE> static inline __device__ void d_quantize(const float * x, void * y);
 #define X(ID, name)                                                                             \
     template <> inline __device__ void d_quantize<GCUDA_TYPE_##ID>(const float * x, void * y) { \
@@ -15610,6 +15631,12 @@ template <typename A> struct d_vec_codes { // of four pieces
     float scale[4], min[4];
 };
 
+// decode: 64 elements of a row, the two groups of 32 that d_vec_order gives to `lane`. The row's step begins at byte
+// `at` of shared memory, a multiple of 16 if ALIGNED, else of the format's alignment. The next 16 bytes may be read.
+//   o.q                the codes in bytes: four pieces of 16 elements, four words each. A piece may be 2^k times too
+//                      large, see d_vec_form; `zero` is subtracted later
+//   o.more             the second part of each code, where d_vec_part is not D_NOTHING
+//   o.scale, o.min     of each piece; with one scale for 32 elements [0] and [2] alone (d_two_scales)
 template <typename A> struct d_vec_traits;
 
 // Codebooks in shared memory. A second table has the signs of a code: the top bit of each nibble of an entry, or byte
@@ -17921,16 +17948,15 @@ template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared
 }
 
 // Formats with separate list kernels, 50 KB each: those that expert models use.
+#define D_LIST_TYPES(X) X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
 template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
-// clang-format off
-X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
-// clang-format on
+D_LIST_TYPES(X)
 #undef X
 
-    template <typename A>
-    static gcuda_status
-    launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
+template <typename A>
+static gcuda_status launch_id_mma(
+    const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
     int n_warps = 0, n_resident = 0;
     p.steps = mma_steps<A, 1>(p.job.k);

@@ -9,8 +9,6 @@
 
 #define FLOAT_PAIRS "F32 F16,F32>F32 F16>F32 BF16,F32>F32 BF16>F32"
 #define ERR_PRODUCT 5e-4
-#define WEIGHT_TYPES_OF_32 "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4" // elements in a block
-#define WEIGHT_TYPES_OF_256 "Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_XS"
 
 // ---------------------------------------------------------------------------------------------------- references
 // >>op:mul_mat: consecutive batches of b share one matrix of a (grouped division, not modulo)

@@ -630,10 +630,10 @@ TEST(parameters_of_regions) { // acc and set: strides and offset must stay insid
 TEST(parameters_of_functions) {
     if (!begin()) { return; }
     struct gcuda_tensor *a = f32(8, 4), *t = f32(5, 1);
-    REFUSES(gcuda_unary(ctx, a, (enum gcuda_unary_op) 22), "unary", "22");
-    REFUSES(gcuda_unary(ctx, a, (enum gcuda_unary_op) - 1), "unary");
-    REFUSES(gcuda_glu(ctx, a, (enum gcuda_glu_op) 6, false), "glu", "6");
-    REFUSES(gcuda_glu_split(ctx, a, a, (enum gcuda_glu_op) - 1), "glu");
+    REFUSES(gcuda_unary(ctx, a, GCUDA_UNARY_OP_COUNT), "unary", "does not exist");
+    REFUSES(gcuda_unary(ctx, a, (enum gcuda_unary_op) - 1), "unary", "-1");
+    REFUSES(gcuda_glu(ctx, a, GCUDA_GLU_OP_COUNT, false), "glu", "does not exist");
+    REFUSES(gcuda_glu_split(ctx, a, a, (enum gcuda_glu_op) - 1), "glu", "-1");
     REFUSES(gcuda_norm(ctx, a, -1e-5f), "norm", "-1e-05");
     REFUSES(gcuda_rms_norm(ctx, a, NOT_A_NUMBER), "rms_norm", "nan");
     REFUSES(gcuda_l2_norm(ctx, a, -1.0f), "l2_norm", "-1");

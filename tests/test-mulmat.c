@@ -6,12 +6,13 @@
 #include "ops-matmul.h"
 
 // clang-format off
-static const enum gcuda_type weight_types[] = {
-    GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL,
-    GCUDA_TYPE_MXFP4,
-    GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
-    GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S,
-    GCUDA_TYPE_IQ1_M,
+static const enum gcuda_type weight_types[] = { // all that GCUDA_TYPES calls weights
+#define WEIGHT_yes(ID) GCUDA_TYPE_##ID,
+#define WEIGHT_no(ID)
+#define X(ID, id, lower, name, block, bytes, quantized, read, write, align, imatrix, floats, weights, ...) \
+    WEIGHT_##weights(ID)
+    GCUDA_TYPES(X)
+#undef X
 };
 // clang-format on
 #define N_WEIGHT_TYPES ((int) (sizeof weight_types / sizeof weight_types[0]))

@@ -123,9 +123,9 @@ static const struct op_type op_types[] = {
 #define OP_N_TYPES (sizeof op_types / sizeof op_types[0])
 
 // The weight types, for `.types = "F32 " WEIGHT_TYPES`; write ",F32" forms with op_types_with
-#define WEIGHT_TYPES                                                                                   \
-    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S " \
-    "IQ3_XXS IQ3_S IQ4_XS"
+#define WEIGHT_TYPES_OF_32 "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4" // elements in a block
+#define WEIGHT_TYPES_OF_256 "Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_XS"
+#define WEIGHT_TYPES WEIGHT_TYPES_OF_32 " " WEIGHT_TYPES_OF_256
 
 static const struct op_type * op_type_find(enum gcuda_type type) { // NULL: no type
     for (size_t i = 0; i < OP_N_TYPES; ++i) {

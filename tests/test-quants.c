@@ -59,17 +59,6 @@ static void set_iq1_m_scale(uint8_t * block, unsigned half) {
 // =====================================================================================================
 // >>formats
 // =====================================================================================================
-TEST(blocks_have_the_size_of_the_format) {
-#define SAME(lower, UPPER) CHECK_EQ_I(sizeof(struct gcuda_block_##lower), gcuda_type_size(GCUDA_TYPE_##UPPER))
-    // clang-format off
-    SAME(q4_0, Q4_0); SAME(q4_1, Q4_1); SAME(q5_0, Q5_0); SAME(q5_1, Q5_1); SAME(q8_0, Q8_0); SAME(q8_1, Q8_1);
-    SAME(q2_k, Q2_K); SAME(q3_k, Q3_K); SAME(q4_k, Q4_K); SAME(q5_k, Q5_K); SAME(q6_k, Q6_K); SAME(q8_k, Q8_K);
-    SAME(iq2_xxs, IQ2_XXS); SAME(iq2_xs, IQ2_XS); SAME(iq2_s, IQ2_S); SAME(iq3_xxs, IQ3_XXS); SAME(iq3_s, IQ3_S);
-    SAME(iq1_s, IQ1_S); SAME(iq1_m, IQ1_M); SAME(iq4_nl, IQ4_NL); SAME(iq4_xs, IQ4_XS); SAME(mxfp4, MXFP4);
-    // clang-format on
-#undef SAME
-}
-
 struct dequantize_vector {
     enum gcuda_type type;
     double head[4], tail[2], s1, s2; // first and last values, sum of v[i], sum of (i + 1) v[i]

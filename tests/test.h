@@ -341,6 +341,12 @@ static void test_crashed(int sig) { // only says where; the default action follo
     raise(sig);
 }
 
+static bool test_exists(const char * name) {
+    const struct test_entry * e = test_all.first;
+    while (e != NULL && strcmp(e->name, name) != 0) { e = e->next; }
+    return e != NULL;
+}
+
 static int test_usage(const char * program) {
     fprintf(stderr,
         "usage: %s [--list] [--filter TEXT] [--test NAME] [--part I/N] [--seed N] [--update-cases] [--verbose]\n",
@@ -383,6 +389,11 @@ int main(int argc, char ** argv) {
     bool list = false;
     const int bad = test_parse(argc, argv, &list);
     if (bad) { return bad; }
+    if (test_all.only != NULL && !test_exists(test_all.only)) {
+        fprintf(stderr, "%s has no test '%s'. --list prints the names, --filter takes a part of one\n", argv[0],
+            test_all.only);
+        return 2;
+    }
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     signal(SIGSEGV, test_crashed);
     signal(SIGFPE, test_crashed);

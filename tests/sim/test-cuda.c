@@ -289,10 +289,35 @@ static struct gcudai_cuda_mm_device device_of(bool has_cublas, bool has_wgmma, i
     d.has_cublas = has_cublas;
     return d;
 }
+
+// Paths as letters: Vector, Tile, warp Groups, cuBlas, Converted, Halves, geMm, Own, bYtes.
+static char way_letter(enum gcudai_cuda_mm_path product) {
+    switch (product) {
+        case GCUDAI_CUDA_MM_PLAIN: return 'O';
+        case GCUDAI_CUDA_MM_TILE: return 'T';
+        case GCUDAI_CUDA_MM_VEC: return 'V';
+        case GCUDAI_CUDA_MM_WGMMA: return 'G';
+        case GCUDAI_CUDA_MM_CUBLAS: return 'B';
+        case GCUDAI_CUDA_MM_CUBLAS_F32: return 'C';
+        case GCUDAI_CUDA_MM_CUBLAS_16: return 'H';
+        case GCUDAI_CUDA_MM_PACKED: return 'M';
+        case GCUDAI_CUDA_MM_INT8: return 'Y';
+        case GCUDAI_CUDA_MM_GEMM: return '?'; // only after packing
+    }
+    return '?';
+}
+
 static enum gcudai_cuda_mm_path chosen(const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc) {
     const struct gcudai_cuda_mm_device d = device_of(has_cublas, has_wgmma, cc);
     const struct gcudai_cuda_mm_case c = gcudai_cuda_mm_case_of(p, &d);
     return gcudai_cuda_mm_path_of(&c, ~0u);
+}
+static void check_chosen(const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_wgmma, int cc, int want) {
+    const enum gcudai_cuda_mm_path got = chosen(p, has_cublas, has_wgmma, cc);
+    CHECK_MSG((int) got == want, "%s [%d, %d] x %s [%d]%s, %d%s%s: path %c, not %c", gcuda_type_name(p->a.type),
+        (int) p->a.ne[0], (int) p->a.ne[1], gcuda_type_name(p->b.type), (int) p->b.ne[1],
+        p->prec == GCUDA_PREC_F32 ? " in F32" : "", cc, has_wgmma ? " with wgmma" : "", has_cublas ? " and cuBLAS" : "",
+        way_letter(got), way_letter((enum gcudai_cuda_mm_path) want));
 }
 static enum gcudai_cuda_mm_path chosen_of_experts(const struct gcuda_mul_mat_id_args * p, bool has_wgmma, int cc) {
     const struct gcudai_cuda_mm_device d = device_of(true, has_wgmma, cc);
@@ -377,12 +402,12 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
         p.prec = cases[i].prec;
-        CHECK_EQ_I((int) chosen(&p, true, false, 900), cases[i].with_cublas);
-        CHECK_EQ_I((int) chosen(&p, false, false, 800), cases[i].without);
-        CHECK_EQ_I((int) chosen(&p, true, false, 750), cases[i].older);
+        check_chosen(&p, true, false, 900, cases[i].with_cublas);
+        check_chosen(&p, false, false, 800, cases[i].without);
+        check_chosen(&p, true, false, 750, cases[i].older);
         const bool is_vector = cases[i].with_cublas == TILE && 2 * cases[i].n <= vec_layout_of(cases[i].a).max_columns;
         const int with_groups = is_vector ? VECTOR : cases[i].with_cublas; // none has one large matrix
-        CHECK_EQ_I((int) chosen(&p, true, true, 900), with_groups);
+        check_chosen(&p, true, true, 900, with_groups);
     }
     static const struct {
         enum gcuda_type a, b;
@@ -436,8 +461,8 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(large[i].b, large[i].k, large[i].n, large[i].n2);
         p.y = packed_array(GCUDA_TYPE_F32, large[i].m, large[i].n, large[i].n2);
         p.prec = large[i].prec;
-        CHECK_EQ_I((int) chosen(&p, true, true, 900), large[i].with_cublas);
-        CHECK_EQ_I((int) chosen(&p, false, true, 900), large[i].without);
+        check_chosen(&p, true, true, 900, large[i].with_cublas);
+        check_chosen(&p, false, true, 900, large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
         CHECK((int) chosen(&p, true, true, 900) != GROUPS);
         // below 8.0 there are no tensor cores for few columns of floats, and a large matrix of halves is cuBLAS's from
@@ -445,7 +470,7 @@ TEST(products_take_the_way_that_the_table_says) {
         if (large[i].a == GCUDA_TYPE_BF16 && large[i].n == 8 && large[i].prec == GCUDA_PREC_DEFAULT) {
             p.a.nb[1] -= gcuda_type_size(p.a.type);
             const bool is_large = p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_MM_HUGE;
-            CHECK_EQ_I((int) chosen(&p, true, false, 750), is_large ? HALVES : VECTOR);
+            check_chosen(&p, true, false, 750, is_large ? HALVES : VECTOR);
         }
     }
     static const struct {
@@ -460,9 +485,9 @@ TEST(products_take_the_way_that_the_table_says) {
         p.a = packed_array(GCUDA_TYPE_Q4_0, 14336, 4096, 1);
         p.b = packed_array(GCUDA_TYPE_F32, 14336, 64, 1);
         p.y = packed_array(GCUDA_TYPE_F32, 4096, 64, 1);
-        CHECK_EQ_I((int) chosen(&p, true, fits, 900), caps[i].few);
+        check_chosen(&p, true, fits, 900, caps[i].few);
         p.b.ne[1] = p.y.ne[1] = 512;
-        CHECK_EQ_I((int) chosen(&p, true, fits, 900), caps[i].many);
+        check_chosen(&p, true, fits, 900, caps[i].many);
     }
 }
 
@@ -554,24 +579,7 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
     }
 }
 
-// ---- the table of products, as it is to be: all types, capabilities, and caps of shared memory ----
-// A way is a letter: Vector, Tile, warp Groups, cuBlas, Converted, Halves, geMm, Own, bYtes.
-static char way_letter(enum gcudai_cuda_mm_path product) {
-    switch (product) {
-        case GCUDAI_CUDA_MM_PLAIN: return 'O';
-        case GCUDAI_CUDA_MM_TILE: return 'T';
-        case GCUDAI_CUDA_MM_VEC: return 'V';
-        case GCUDAI_CUDA_MM_WGMMA: return 'G';
-        case GCUDAI_CUDA_MM_CUBLAS: return 'B';
-        case GCUDAI_CUDA_MM_CUBLAS_F32: return 'C';
-        case GCUDAI_CUDA_MM_CUBLAS_16: return 'H';
-        case GCUDAI_CUDA_MM_PACKED: return 'M';
-        case GCUDAI_CUDA_MM_INT8: return 'Y';
-        case GCUDAI_CUDA_MM_GEMM: return '?'; // only after packing
-    }
-    return '?';
-}
-
+// ---- the table of products, as it is to be: all types, capabilities, caps of shared memory; letters: way_letter ----
 // Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b),
 // F32 (f), halves (h). Of mul_mat_id: pairs per expert up to which lists take INT8 (0: never), and from which they take
 // WGMMA.
@@ -604,7 +612,7 @@ static const struct weight_type {
     { GCUDA_TYPE_IQ1_S, 'a', 0, 4 },
     { GCUDA_TYPE_IQ1_M, 'b', 0, 4 },
 };
-enum { N_WEIGHT_TYPES = 23, N_COUNTS = 12 };
+enum { N_WEIGHT_TYPES = sizeof weight_types / sizeof weight_types[0], N_COUNTS = 12 };
 
 // Devices: old ones, new ones, and one with wgmma.
 static const struct {
@@ -737,6 +745,16 @@ TEST(products_of_all_types_take_the_way_of_the_table) {
         const char with = weight_types[t].of == 'f' ? 'B' : weight_types[t].of == 'h' || is_codebook ? 'H' : 'G';
         CHECK_MSG(way_letter(chosen(&p, true, true, 900)) == with, "%s", name);
         CHECK_MSG(way_letter(chosen(&p, false, true, 900)) == (weight_types[t].of == 'h' ? 'M' : 'G'), "%s", name);
+    }
+}
+
+TEST(the_table_has_every_type_of_weights_with_kernels) {
+    for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
+        const struct gcudai_type_info * info = gcudai_type_of((enum gcuda_type) type);
+        if (info == NULL || info->left_out_by != NULL || gcudai_q_kinds[info->line] == GCUDAI_Q_NONE) { continue; }
+        int t = 0;
+        while (t < N_WEIGHT_TYPES && (int) weight_types[t].type != type) { ++t; }
+        CHECK_MSG(t < N_WEIGHT_TYPES, "weight_types lacks %s", info->traits.type_name);
     }
 }
 

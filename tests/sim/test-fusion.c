@@ -337,7 +337,7 @@ static void build_norm_router(struct build * b) {
 TEST(a_norm_takes_the_router_along) {
     for (int v = 0; v < 10; ++v) { fires(build_norm_router, v, "norm + router", 2); }
     for (int v = 10; v <= 15; ++v) { stops(build_norm_router, v, "rms_norm + mul"); }
-    stops(build_norm_router, 16, "rms_norm + mul, mul_mat + steps");
+    stops(build_norm_router, 16, "rms_norm + mul, mul_mat + epilogue");
     clean();
 }
 
@@ -937,12 +937,12 @@ static void build_layer(struct build * b) {
 }
 
 TEST(products_of_the_same_activations_run_together) {
-    fires(build_layer, 0, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
-    fires(build_layer, 1, "mul_mat beside mul_mat, " ALL_INPUTS, 2);
-    fires(build_layer, 2, "mul_mat beside mul_mat, " ALL_INPUTS, 3);        // keys have weights of another type
-    fires(build_layer, 3, "mul_mat beside mul_mat, " ALL_INPUTS, 2);        // biases go with rope
-    fires(build_layer, 4, "mul_mat beside mul_mat, tiles, " ALL_INPUTS, 2); // more tokens
-    fires(build_layer, 5, "mul_mat beside mul_mat, " ALL_INPUTS, 2);        // norms too
+    fires(build_layer, 0, "several products, " ALL_INPUTS, 2);
+    fires(build_layer, 1, "several products, " ALL_INPUTS, 2);
+    fires(build_layer, 2, "several products, " ALL_INPUTS, 3);        // keys have weights of another type
+    fires(build_layer, 3, "several products, " ALL_INPUTS, 2);        // biases go with rope
+    fires(build_layer, 4, "several products, tiles, " ALL_INPUTS, 2); // more tokens
+    fires(build_layer, 5, "several products, " ALL_INPUTS, 2);        // norms too
     clean();
 }
 
@@ -981,7 +981,7 @@ TEST(products_do_not_pass_who_touches_their_memory) {
         char names[200];
         REQUIRE(plan != NULL);
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, turn % 3 == 0 ? "mul_mat beside mul_mat" : "") == 0, "turn %d: \"%s\"", turn, names);
+        CHECK_MSG(strcmp(names, turn % 3 == 0 ? "several products" : "") == 0, "turn %d: \"%s\"", turn, names);
         gcuda_backend_graph_plan_free(fused, plan);
     }
     place_end(&p);
@@ -1376,7 +1376,7 @@ static void build_product(struct build * b) {
 }
 
 TEST(what_follows_a_product_goes_into_it) {
-    for (int v = 0; v <= 9; ++v) { fires(build_product, v, "mul_mat + steps", 1); }
+    for (int v = 0; v <= 9; ++v) { fires(build_product, v, "mul_mat + epilogue", 1); }
     clean();
 }
 
@@ -1416,7 +1416,7 @@ TEST(products_stay_apart) {
 }
 
 static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products with these columns take another path
-#define TILES (has_tiles ? "mul_mat beside mul_mat, tiles" : "")
+#define TILES (has_tiles ? "several products, tiles" : "")
 
 // Of 9 to 16 columns: in tiles, the last of which have fewer rows; the sums are those of the product by itself.
 static void build_tiles(struct build * b) {
@@ -1464,12 +1464,12 @@ static void build_product_order(struct build * b) {
 
 TEST(steps_out_of_order_stay_behind) {
     const struct options two = { false, false, false, false, 2 };
-    for (int v = 0; v <= (has_tiles ? 9 : 4); ++v) { run_case(build_product_order, v, "mul_mat + steps", two); }
+    for (int v = 0; v <= (has_tiles ? 9 : 4); ++v) { run_case(build_product_order, v, "mul_mat + epilogue", two); }
     clean();
 }
 
 TEST(what_follows_a_product_in_tiles_goes_into_it) {
-    for (int v = 0; v <= 7 && has_tiles; ++v) { fires(build_tiles, v, "mul_mat + steps", 1); }
+    for (int v = 0; v <= 7 && has_tiles; ++v) { fires(build_tiles, v, "mul_mat + epilogue", 1); }
     clean();
 }
 
@@ -1515,9 +1515,9 @@ static void build_tiles_norm(struct build * b) {
 
 TEST(a_residual_behind_tiles_goes_into_the_norm) {
     stops(build_tiles_norm, 0, "add + rms_norm + mul");
-    if (has_tiles) { stops(build_tiles_norm, 1, "mul_mat + steps, add + rms_norm + mul"); }
-    stops(build_tiles_norm, 2, "mul_mat + steps, rms_norm + mul");
-    if (has_tiles) { stops(build_tiles_norm, 3, "mul_mat + steps"); }
+    if (has_tiles) { stops(build_tiles_norm, 1, "mul_mat + epilogue, add + rms_norm + mul"); }
+    stops(build_tiles_norm, 2, "mul_mat + epilogue, rms_norm + mul");
+    if (has_tiles) { stops(build_tiles_norm, 3, "mul_mat + epilogue"); }
     clean();
 }
 
@@ -1583,7 +1583,7 @@ TEST(products_of_split_weights_stay_apart) {
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + steps" : "rms_norm + mul") == 0,
+        CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + epilogue" : "rms_norm + mul") == 0,
             "turn %d: \"%s\"", turn, names);
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
@@ -1617,7 +1617,7 @@ static void build_pair(struct build * b) {
 }
 
 TEST(gate_and_up_are_one_launch) {
-    for (int v = 0; v <= 5; ++v) { fires(build_pair, v, "mul_mat + steps", 1); }
+    for (int v = 0; v <= 5; ++v) { fires(build_pair, v, "mul_mat + epilogue", 1); }
     clean();
 }
 
@@ -1651,8 +1651,8 @@ TEST(gate_and_up_stay_apart) { // 0, 4, 7: the products are one launch, the gate
     for (int v = 0; v <= 11; ++v) {
         const bool is_group = v == 0 || v == 4 || v == 7;
         stops(build_pair_not, v,
-            is_group                      ? "mul_mat beside mul_mat"
-            : v == 5 || v == 9 || v == 10 ? "mul_mat + steps"
+            is_group                      ? "several products"
+            : v == 5 || v == 9 || v == 10 ? "mul_mat + epilogue"
                                           : "");
     }
     clean();
@@ -1677,7 +1677,7 @@ static void build_group(struct build * b) {
 }
 
 TEST(products_of_one_column_are_one_launch) {
-    for (int v = 0; v <= 5; ++v) { fires(build_group, v, "mul_mat beside mul_mat", 1); }
+    for (int v = 0; v <= 5; ++v) { fires(build_group, v, "several products", 1); }
     clean();
 }
 
@@ -1727,9 +1727,9 @@ TEST(products_of_few_columns_are_one_launch) {
             if (!may) {
                 stops(build_few, v, "");
             } else if (i == 0 || which == i) {
-                fires(build_few, v, "mul_mat beside mul_mat", which == 6 ? 2 : 1);
+                fires(build_few, v, "several products", which == 6 ? 2 : 1);
             } else {
-                stops(build_few, v, "mul_mat beside mul_mat");
+                stops(build_few, v, "several products");
             }
         }
     }
@@ -1758,7 +1758,7 @@ static void build_few_not(struct build * b) {
 
 TEST(products_of_few_columns_stay_apart) {
     // 0: another kernel
-    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : v == 0 ? TILES : ""); }
+    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + epilogue" : v == 0 ? TILES : ""); }
     clean();
 }
 
@@ -1876,7 +1876,7 @@ static void build_tile_group_not(struct build * b) {
 }
 
 TEST(products_beside_others_in_tiles_stay_apart) {
-    stops(build_tile_group_not, 0, has_tiles ? "mul_mat + steps" : "");
+    stops(build_tile_group_not, 0, has_tiles ? "mul_mat + epilogue" : "");
     stops(build_tile_group_not, 1, TILES);
     stops(build_tile_group_not, 2, "");    // another way
     stops(build_tile_group_not, 3, TILES); // as those below are, each of which one thing stops
@@ -1942,7 +1942,7 @@ static void build_floats(struct build * b) {
 }
 
 TEST(products_of_floats_are_one_launch) {
-    for (int v = 0; v < 24; ++v) { fires(build_floats, v, v >= 15 ? "mul_mat beside mul_mat" : "mul_mat + steps", 1); }
+    for (int v = 0; v < 24; ++v) { fires(build_floats, v, v >= 15 ? "several products" : "mul_mat + epilogue", 1); }
     clean();
 }
 
@@ -2081,9 +2081,9 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
 }
 
 TEST(what_follows_a_product_on_warp_groups_goes_where_parts_are_summed) {
-    for (int v = 0; v <= 3; ++v) { many(v, true, "mul_mat + steps"); }
-    many(4, true, "mul_mat + steps, add + rms_norm + mul");
-    for (int v = 5; v <= 11; ++v) { many(v, true, v == 9 ? "mul_mat + steps" : ""); }
+    for (int v = 0; v <= 3; ++v) { many(v, true, "mul_mat + epilogue"); }
+    many(4, true, "mul_mat + epilogue, add + rms_norm + mul");
+    for (int v = 5; v <= 11; ++v) { many(v, true, v == 9 ? "mul_mat + epilogue" : ""); }
     many(12, true, "chain"); // after the product
     many(13, true, "");
     many(1, false, "");
@@ -2091,7 +2091,7 @@ TEST(what_follows_a_product_on_warp_groups_goes_where_parts_are_summed) {
 }
 
 TEST(products_of_many_columns_are_one_launch) {
-    static const char * const name = "mul_mat beside mul_mat, many columns";
+    static const char * const name = "several products, wgmma";
     wide_group(0, true, false, name, 1);
     wide_group(1, true, false, name, 2); // three, and one that is left
     wide_group(2, true, false, name, 1);
@@ -2124,8 +2124,8 @@ TEST(products_of_more_columns_are_one_launch) {
         REQUIRE(plan != NULL);
         char names[200];
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
-        CHECK_MSG(strcmp(names, n <= 16 ? "mul_mat beside mul_mat" : TILES) == 0, "%d columns: fused are \"%s\"",
-            (int) n, names);
+        CHECK_MSG(
+            strcmp(names, n <= 16 ? "several products" : TILES) == 0, "%d columns: fused are \"%s\"", (int) n, names);
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
         gcuda_backend_free(backend);
@@ -2182,7 +2182,7 @@ static void build_expert(struct build * b) {
 }
 
 TEST(what_follows_a_product_of_experts_goes_into_it) {
-    for (int v = 0; v < 25; ++v) { fires(build_expert, v, "mul_mat_id + steps", 1); }
+    for (int v = 0; v < 25; ++v) { fires(build_expert, v, "mul_mat_id + epilogue", 1); }
     clean();
 }
 
@@ -3629,7 +3629,7 @@ static void wide_gives(builder make, int variant, const char * names) {
 }
 
 enum { GATED = 64 }; // columns
-#define C_WIDE "mul_mat beside mul_mat, many columns"
+#define C_WIDE "several products, wgmma"
 static void build_gate(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -4453,9 +4453,9 @@ TEST(what_is_not_computed_is_in_no_group) {
     for (int v = 3; v < 6; ++v) { leave_out_one(build_rope_rope_set, v, "rope of queries + rope + set_rows"); }
     for (int v = 0; v < 3; ++v) { leave_out_one(build_inputs, v, ALL_INPUTS); }
     leave_out_one(build_route, 4, "route");
-    leave_out_one(build_pair, 0, "mul_mat + steps");
-    leave_out_one(build_group, 1, "mul_mat beside mul_mat");
-    leave_out_one(build_expert, 3, "mul_mat_id + steps");
+    leave_out_one(build_pair, 0, "mul_mat + epilogue");
+    leave_out_one(build_group, 1, "several products");
+    leave_out_one(build_expert, 3, "mul_mat_id + epilogue");
     leave_out_one(build_chain, 6, "chain");
     leave_out_one(build_ssm_conv, 0, "ssm_conv + silu");
     clean();
@@ -4570,8 +4570,8 @@ TEST(a_debug_log_says_why_nodes_are_not_fused) {
         "fusion: route: node 1 (argsort 'node_2') is not descending\n",
         "fusion: rms_norm + mul: node 1 (mul 'node_1') has another operand that does not repeat F32 rows\n",
         "fusion: rms_norm + mul: node 1 (mul 'node_1') reads a result that other nodes read as well\n",
-        "fusion: mul_mat + steps: node 1 (add 'node_1') is no bias of the product\n"
-        "fusion: mul_mat + steps: node 1 (add 'node_1') has another operand that does not repeat\n",
+        "fusion: mul_mat + epilogue: node 1 (add 'node_1') is no bias of the product\n"
+        "fusion: mul_mat + epilogue: node 1 (add 'node_1') has another operand that does not repeat\n",
         "" };
     struct log_lines lines;
     for (int v = 0; v <= 5; ++v) {

@@ -974,8 +974,8 @@ static void count_patterns(gcuda_backend_t planned) {
 // Path WGMMA needs wgmma, which the simulated device reports as missing; plans do without it.
 static bool may_be_planned(const char * pattern) {
     const bool is_on_warp_groups =
-        strcmp(pattern, "mul_mat beside mul_mat, many columns") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
-    return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "mul_mat beside mul_mat, tiles") != 0);
+        strcmp(pattern, "several products, wgmma") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
+    return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "several products, tiles") != 0);
 }
 
 // Exempt patterns must not be reached either: that finds renamed patterns, and those that can run by now.

@@ -119,16 +119,27 @@ def check_blocks(text):
     check(f"test-errors.c, or .refuses of a test, tries NULL and bad sources of {len(declared)} constructors",
           [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and name not in refused and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
+    named = read("tests/ops-elementwise.h")
+    named = named[named.find("TEST(unary_named)"):].split("\n}\n")[0]
+    made = re.findall(r"^GCUDAI_UNARY(?:_BOTH)?\((\w+), (\w+)\)", text, re.M)
+    check(f"the test unary_named tries {len(made)} constructors of activations", ["no GCUDAI_UNARY found"] * (not made) +
+          [f"gcuda_{name} is not in it" for name, kind in made
+           if not re.search(rf"BOTH\({kind}, {name}\)|GCUDA_UNARY_OP_{kind}, gcuda_{name} ", named)])
     check_gradients(text)
     if os.path.exists(os.path.join(ROOT, "gcuda_kernels.cu")):
         check_paths(text, read("gcuda_kernels.cu"))
+        check_patterns(text)
     rows = [[c.strip() for c in row.split(",")] for row in re.findall(r"\bX\((\w+, +\d+, [^)]*)\)", text[text.find("#define GCUDA_TYPES(X)"):split])]
     weights = [row[0] for row in rows if len(row) == 17 and row[12] == "yes"]
-    listed = re.search(r"\bweight_types\[\] = \{(.*?)\};", read("tests/test-mulmat.c"), re.S)
-    products = re.findall(r"\bGCUDA_TYPE_(\w+)", re.sub(r"//[^\n]*|/\*.*?\*/", "", listed.group(1), flags=re.S)) if listed else []
-    check(f"test-mulmat.c multiplies by {len(weights)} types of weights", ["GCUDA_TYPES has none"] * (not weights) +
-          [f"GCUDA_TYPE_{t} is not in weight_types" for t in weights if t not in products] +
-          [f"weight_types: GCUDA_TYPE_{t} is no type of weights" for t in products if t not in weights])
+    bad = ["GCUDA_TYPES has none"] * (not weights)
+    vectors = read("tests/test-quants.c")
+    vectors = re.findall(r"\{ GCUDA_TYPE_(\w+), \{", vectors[vectors.find("dequantize_vectors[]"):].split("};")[0])
+    bad += [f"{t}: no row of dequantize_vectors in tests/test-quants.c" for t in weights if t not in vectors]
+    listed = re.findall(r"^#define WEIGHT_TYPES_OF_\d+ \"(.*)\"", read("tests/test-ops.h"), re.M)
+    listed = " ".join(listed).split()
+    bad += [f"{row[0]}: has kernels, and is not in WEIGHT_TYPES_OF_{row[4]} of tests/test-ops.h"
+            for row in rows if row[0] in weights and row[16] != "none" and row[0] not in listed]
+    check(f"the tests know {len(weights)} types of weights", bad)
 
 
 def check_gradients(text):
@@ -142,6 +153,20 @@ def check_gradients(text):
         if not re.search(rf"\bgcuda_{call}\(|\b(?:UNARY|BINARY)\({name}\)", tests):
             bad.append(f"no case of gcuda_{name}")
     check(f"test-grad.c has a case for each of {len(derived)} derivatives", bad)
+
+
+def check_patterns(text):
+    """Each fused pattern has a row in the public table, whose first column its name contains, and a case in test-fusion.c."""
+    patterns = re.findall(r"^    \{ \"(.*?)\", GCUDAI_CUDA_FUSED_", text, re.M)
+    table = text[text.find("//   pattern              nodes and conditions"):].split("\n//\n")[0]
+    rows = re.findall(r"^//   (\w.*?)(?:  +\S|$)", table, re.M)[1:]
+    tests = read("tests/sim/test-fusion.c")
+    has = {(row, p) for row in rows for p in patterns if re.search(rf"(?<!\w){re.escape(row)}(?!\w)", p)}
+    bad = ["gcudai_cuda_patterns has none"] * (not patterns)
+    bad += [f"'{p}': no row in the table of patterns in >>cuda" for p in patterns if not any((row, p) in has for row in rows)]
+    bad += [f"'{p}': no case in tests/sim/test-fusion.c" for p in patterns if p not in tests]
+    bad += [f"table of patterns in >>cuda: '{row}' is in no name of gcudai_cuda_patterns" for row in rows if not any((row, p) in has for p in patterns)]
+    check(f"{len(patterns)} fused patterns have their places", bad)
 
 
 def check_paths(text, kernels):

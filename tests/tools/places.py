@@ -56,12 +56,14 @@ ACTIVATION = ("TWICE", "unary", [
 TYPE = ("q8_x", "", [
     ("row", "gcuda.h", "    X(MXFP4,   39, mxfp4,",
      "    X(Q8_X, 31, q8_x, \"q8_x\", 32, 34, 1, yes, yes, 2, no, one, yes, S32, 0, Q8_0, none) \\\n"),
+    ("block", "gcuda.h", "struct gcuda_block_q8_1 {", "struct gcuda_block_q8_x { gcuda_fp16_t d; int8_t qs[32]; };\n"),
     ("conversion", "gcuda.h", "enum {\n#define X(ID, ...) GCUDAI_TYPE_LINE_##ID,",
      "static void gcudai_quantize_row_q8_x(const float * x, void * y, int64_t n) { gcudai_quantize_row_q8_0(x, y, n); }\n\n"),
     ("codes", "gcuda.h", "// All that is compiled for an instruction set;",
      "static void gcudai_codes_q8_x(GCUDAI_CODES_ARGS) { gcudai_codes_q8_0(w, n, q, sc, mn); }\n"
      "#define gcudai_codes_q8_x_avx2 gcudai_codes_q8_x\n\n"),
-    ("test", "tests/test-mulmat.c", "+static const enum gcuda_type weight_types[] = {\n", "    GCUDA_TYPE_Q8_X,\n"),
+    ("test", "tests/test-quants.c", "    { GCUDA_TYPE_Q2_K, { 8,",
+     "    { GCUDA_TYPE_Q8_X, { -69, 4, 77, -106 }, { 73, -110 }, -48, -688 },\n"),
 ])
 PATH = ("twin", "", [
     ("line", "gcuda.h", "    X(INT8,  int8,  \"bytes\")", "    X(TWIN,  twin,  \"twin\")     \\\n"),
@@ -89,7 +91,7 @@ class Copy:
             shutil.copytree(os.path.join(ROOT, name), os.path.join(folder, name), ignore=shutil.ignore_patterns("__pycache__", "hardware"))
         if os.path.isdir(os.path.join(ROOT, "tests/hardware")):
             os.symlink(os.path.join(ROOT, "tests/hardware"), os.path.join(folder, "tests/hardware"))
-        self.files = ("gcuda.h", "gcuda_kernels.cu", "README.md", "tests/ops-elementwise.h", "tests/test-mulmat.c",
+        self.files = ("gcuda.h", "gcuda_kernels.cu", "README.md", "tests/ops-elementwise.h", "tests/test-quants.c",
                       "tests/sim/test-selftest.c", "tests/sim/test-cuda.c", "tests/hw/test-warp-groups.c")
         self.plain = {f: self.read(f) for f in self.files}
 
