@@ -4689,8 +4689,9 @@ GCUDA_API gcuda_status gcuda_check_row_data(
 //   getters   strings and arrays are valid until the context is changed or freed
 //   tensors   may point into the mapping or into data of the context: free the context after them
 //   sources   memory, FILE and callback given to init stay the caller's and must stay usable until the context is freed
-//   mapping   the file must keep its length; another file may replace it under the same name. Writing into a mapped
-//             tensor changes only the program's copy of the page
+//   mapping   the file must keep its length: reading a page that is gone ends the program (SIGBUS). Another file may
+//             replace it under the same name. `copy` maps nothing. Writing into a mapped tensor changes only the
+//             program's copy of the page
 //
 // One thread uses a context at a time. Several may call get, find, and read_tensor of a mapped file or of memory.
 

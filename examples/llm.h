@@ -119,8 +119,8 @@ struct llm_model_params {
     gcuda_log_callback log; // warnings about the file; NULL: none
     void * log_user;
 };
-// Reads a GGUF file. On the CPU weights stay in the mapped file. Backends start on another thread meanwhile, from which
-// gcuda calls its allocator and log. params NULL: zeros. On failure *out is NULL. The message names what is wrong:
+// Reads a GGUF file. On the CPU weights stay in the mapped file, which must keep its length. Backends start on another
+// thread meanwhile, from which gcuda calls its allocator and log. params NULL: zeros. On failure *out is NULL. The message names what is wrong:
 //   IO
 //   INVALID_DATA   a damaged file, a missing key or tensor, a wrong shape
 //   UNSUPPORTED    another architecture, tokenizer or tensor type
