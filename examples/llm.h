@@ -120,7 +120,8 @@ struct llm_model_params {
     void * log_user;
 };
 // Reads a GGUF file. On the CPU weights stay in the mapped file, which must keep its length. Backends start on another
-// thread meanwhile, from which gcuda calls its allocator and log. params NULL: zeros. On failure *out is NULL. The message names what is wrong:
+// thread meanwhile, from which gcuda calls its allocator and log. params NULL: zeros. On failure *out is NULL. The
+// message names what is wrong:
 //   IO
 //   INVALID_DATA   a damaged file, a missing key or tensor, a wrong shape
 //   UNSUPPORTED    another architecture, tokenizer or tensor type

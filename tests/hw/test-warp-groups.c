@@ -532,7 +532,7 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
     }
 }
 
-// ---- columns that norms and gates have rounded ----
+// ---- activations that gates write prequantized ----
 enum { PLAIN, FUSED, GROUP }; // how they are multiplied
 
 static gcuda_status multiply(
@@ -549,34 +549,30 @@ static size_t scratch_of(const struct gcuda_mul_mat_args * p, int how) {
                           : product_scratch(GCUDA_MUL_MAT_WGMMA, p, NULL);
 }
 
-// The floats of a gate, or of a norm: to y, or rounded.
-static gcuda_status make_columns(bool is_gate, const struct gcuda_array all[4], void * y, int form) {
+// The result of a gate: floats, or prequantized.
+static gcuda_status make_columns(const struct gcuda_array all[3], void * y, int form) {
     struct gcuda_glu_args g;
-    struct gcuda_norm_mul_args m;
     memset(&g, 0, sizeof g);
-    memset(&m, 0, sizeof m);
-    g.x = m.x = all[0], g.g = m.add = all[1], m.w = all[2], g.y = m.y = all[3];
-    g.y.data = m.y.data = y, g.op = GCUDA_GLU_OP_SWIGLU, g.form = m.form = form, m.eps = 1e-5f;
-    return is_gate ? gcuda_launch_glu(&g, NULL) : gcuda_launch_norm_mul(&m, NULL);
+    g.x = all[0], g.g = all[1], g.y = all[2];
+    g.y.data = y, g.op = GCUDA_GLU_OP_SWIGLU, g.form = form;
+    return gcuda_launch_glu(&g, NULL);
 }
 
 // The product's bits are those of the floats. Rounded columns may be the beginning of its scratch.
-static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate, bool is_in_scratch) {
+static void rounded(enum gcuda_type type, struct shape s, int how, bool is_in_scratch) {
     struct gcuda_mul_mat_args p[2];
     struct gcuda_mul_mat_epilogue e;
     struct rng r = rng_for(gcuda_type_name(type));
     memset(p, 0, sizeof p);
     memset(&e, 0, sizeof e);
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, %d, %s",
-        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, how,
-        is_gate ? "gate" : "norm");
-    const struct gcuda_array all[4] = { floats_on_device(s.k, s.n, 4 * s.pad, false, &r),
-        floats_on_device(s.k, s.n, 0, false, &r), floats_on_device(s.k, 1, 0, false, &r),
-        floats_on_device(s.k, s.n, 4, false, &r) };
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, %d",
+        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, how);
+    const struct gcuda_array all[3] = { floats_on_device(s.k, s.n, 4 * s.pad, false, &r),
+        floats_on_device(s.k, s.n, 0, false, &r), floats_on_device(s.k, s.n, 4, false, &r) };
     e.bias = floats_on_device(s.m, 1, 0, false, &r);
     for (int i = 0; i < 2; ++i) {
         p[i].a = matrix(type, s.k, s.m, gcuda_row_size(type, s.k));
-        p[i].b = all[3];
+        p[i].b = all[2];
         p[i].y = matrix(GCUDA_TYPE_F32, s.m, s.n, (size_t) (s.m + s.pad) * sizeof(float));
         p[i].max_shared = (size_t) 227 << 10;
         char * a = weights_of(type, &p[i].a, &r);
@@ -591,7 +587,7 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     char * y[2] = { (char *) malloc(2 * y_bytes), (char *) malloc(2 * y_bytes) };
     CHECK(form != 0 && scratch_of(p, how) >= n_bytes);
     for (int i = 0; i < 2; ++i) {
-        CHECK_OK(make_columns(is_gate, all, i == 0 ? all[3].data : image, i == 0 ? 0 : form));
+        CHECK_OK(make_columns(all, i == 0 ? all[2].data : image, i == 0 ? 0 : form));
         if (i == 1) { p[0].b.data = p[1].b.data = image, p[0].is_prequantized = p[1].is_prequantized = true; }
         CHECK_OK(multiply(p, how, &e, scratch));
         for (int k = 0; k < (how == GROUP ? 2 : 1); ++k) {
@@ -610,8 +606,8 @@ static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate,
     p[0].is_prequantized = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data,
     p[0].y.ne[0] = 1;
     CHECK(launch_product(GCUDA_MUL_MAT_WGMMA, p, NULL, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-    void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data,
-        p[1].y.data, p[1].a.data };
+    void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, e.bias.data, p[0].y.data, p[1].y.data,
+        p[1].a.data };
     for (size_t i = 0; i < sizeof used / sizeof used[0]; ++i) { CHECK(cudaFree(used[i]) == cudaSuccess); }
     free(y[0]);
     free(y[1]);
@@ -626,8 +622,7 @@ TEST(few_blocks_that_round) { // few enough for compute-sanitizer
     }
     for (int i = 0; i < 2; ++i) {
         for (int how = PLAIN; how <= GROUP; ++how) {
-            rounded(GCUDA_TYPE_Q4_0, shapes[i], how, true, i == 0);
-            rounded(GCUDA_TYPE_Q4_0, shapes[i], how, false, i == 1);
+            for (int k = 0; k < 2; ++k) { rounded(GCUDA_TYPE_Q4_0, shapes[i], how, k == 0); }
         }
     }
 }
@@ -644,7 +639,7 @@ TEST(columns_rounded_where_they_are_made) {
         for (int i = 0; i < 5; ++i) {
             struct shape s = shapes[i];
             while (gcuda_row_size(some[t], s.k) % 16 != 0) { s.k += 256; }
-            for (int how = PLAIN; how <= GROUP; ++how) { rounded(some[t], s, how, (i + how) % 2, t % 2 == 0); }
+            for (int how = PLAIN; how <= GROUP; ++how) { rounded(some[t], s, how, t % 2 == 0); }
         }
     }
 }
