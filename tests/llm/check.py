@@ -399,6 +399,25 @@ def many_layers(run):
     run.finish(p)
 
 
+def far_positions(run):
+    """Logits at position 20,000 with the rope factors of Llama 3.1, which matter there."""
+    n, last, step = 20000, 8, 400
+    path = run.path("llama3")
+    ref, p = run.reference(path, n_ctx=n + step), run.probe(run.exact(path))
+    ids, cache = prompt(ref.n_vocab, n + last, 41), reference.Cache(ref.n_layers)
+    p.session(n_ctx=n + step, outputs=step)
+    for i in range(0, n, step):
+        ref.hidden(ids[i:i + step], cache=cache)
+        p.eval(ids[i:i + step])
+    want = ref.logits(ids[n:], cache=cache)
+    run.near(p.eval(ids[n:]), want, "logits")
+    cache.keep_cells(cache.pos < n)
+    ref.rope_factors = lambda: None
+    other = ref.logits(ids[n:], cache=cache)
+    run.that(np.abs(other - want).max() > 0.01 * np.abs(want).max(), "the factors matter", "logits without them are the same")
+    run.finish(p)
+
+
 def sequences(name):
     """Several sequences in one batch, cut back, copied, shifted, saved and restored: against the reference's cells."""
     def test(run):
@@ -1069,6 +1088,7 @@ def tests(level):
     out += [(f"prefix {name}", window_rewind(name)) for name in (*WINDOW_MODELS, "llama3")]
     out += [(f"long window {name}", long_window(name)) for name in WINDOW_MODELS]
     out += [("longrope phi3", longrope), ("scale of gemma3-27b", many_layers)]
+    out += [("far positions", far_positions)] if level == "full" else []
     out += [(f"cache types {name}", cache_types(name)) for name in ("qwen3", "qwen3moe", "gemma3", "gpt-oss", "smollm2 (real)")]
     out += [(f"embedding {name}", embedding(name)) for name in ("bert-mean", "bert-cls")]
     out += [(f"two GPUs {name}", several_gpus(name)) for name in ("llama3", "qwen3moe", "gemma3")]

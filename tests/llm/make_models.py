@@ -26,7 +26,7 @@ import oracles
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(HERE)), "build", "llm-models")
 Type = gguf.GGMLQuantizationType
-F32, F16, BF16, Q8_0, MXFP4 = Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.MXFP4
+F32, F16, BF16, Q4_1, Q8_0, MXFP4 = Type.F32, Type.F16, Type.BF16, Type.Q4_1, Type.Q8_0, Type.MXFP4
 
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
@@ -251,8 +251,8 @@ class Maker:
     def bias(self, name, *shape, size=0.3):
         self.add(name + ".bias", size * self.normal(name + ".bias", shape))
 
-    def norm(self, name, n, bias=False):
-        self.add(name + ".weight", 1 + 0.2 * self.normal(name, n))
+    def norm(self, name, n, bias=False, size=1.0):
+        self.add(name + ".weight", size * (1 + 0.2 * self.normal(name, n)))
         if bias:
             self.bias(name, n, size=0.1)
 
@@ -272,10 +272,11 @@ class Spec:
     """One file: architecture, sizes, and what it has of what is optional."""
 
     def __init__(self, name, arch, vocab, kind, layers=2, embd=64, heads=4, kv=2, d=None, ff=96, experts=0, used=0, tied=True,
-                 qkv_bias=False, biases=False, keys=None, expert_kind=None, n_ctx=128):
+                 qkv_bias=False, biases=False, keys=None, expert_kind=None, n_ctx=128, ffn_size=1.0):
         self.name, self.arch, self.vocab, self.kind, self.layers, self.embd, self.heads, self.kv = name, arch, vocab, kind, layers, embd, heads, kv
         self.d, self.ff, self.experts, self.used, self.tied, self.biases = d or embd // heads, ff, experts, used, tied, biases
         self.d_key, self.qkv_bias, self.keys, self.expert_kind, self.n_ctx = d, qkv_bias or biases, keys or {}, expert_kind or kind, n_ctx
+        self.ffn_size = ffn_size  # factor of what the feed-forward network reads
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
@@ -288,6 +289,9 @@ SPECS = [
     Spec("llama-tekken", "llama", tekken_vocab, F16, d=32, tied=False, keys={"rope.freq_base": 1e6}),
     Spec("llama-biased", "llama", gpt2_vocab, Q8_0, biases=True, keys=YARN),
     Spec("llama-experts", "llama", llama_vocab, Q8_0, experts=4, used=2, tied=False),
+    # products of gate and up are near 1e8: beyond F16, and sums of their blocks too
+    Spec("llama-large", "llama", smollm_vocab, F16, ffn_size=1e4),
+    Spec("llama-large-q4", "llama", smollm_vocab, Q4_1, ffn_size=1e4),
     Spec("qwen2", "qwen2", qwen2_vocab, F16, qkv_bias=True, heads=7, kv=1, embd=112, keys={"rope.freq_base": 1e6}),
     Spec("qwen2-yarn", "qwen2", qwen2_vocab, F32, qkv_bias=True, tied=False, keys=YARN),
     Spec("qwen3", "qwen3", qwen2_vocab, Q8_0, d=32, layers=3, keys={"rope.freq_base": 1e6}),
@@ -356,7 +360,7 @@ def norm_tensors(m, s, layer):
     names = {"bert": ("attn_output_norm", "layer_output_norm"), "gpt-oss": ("attn_norm", "post_attention_norm"),
              "gemma3": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")}.get(s.arch, ("attn_norm", "ffn_norm"))
     for name in names:
-        m.norm(f"blk.{layer}.{name}", s.embd, bias=s.arch == "bert")
+        m.norm(f"blk.{layer}.{name}", s.embd, bias=s.arch == "bert", size=s.ffn_size if name == "ffn_norm" else 1.0)
 
 
 def global_tensors(m, s, n_vocab):

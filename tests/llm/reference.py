@@ -51,7 +51,7 @@ SQRT_2_PI = float(np.sqrt(2 / np.pi))  # Python floats: they leave float32 array
 
 
 def silu(x):
-    return x / (1 + np.exp(-x))
+    return x * np.exp(-np.logaddexp(0, -x))  # without overflow
 
 
 def gelu(x):
