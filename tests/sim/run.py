@@ -319,8 +319,9 @@ class Variant:
         for program in ("test-warp-groups", "test-conv"):
             self.test(program, "--filter", "few_blocks", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
         part = [] if level == "full" else ["--part", f"{self.turn(2)}/2"]
-        for cases in ("wgmma", "latent", "slices_of_long"):
+        for cases in ("wgmma", "latent"):
             self.test("test-attention", "--filter", cases, *part, timeout=1200, GCUDA_SIM_WARP_GROUPS="1")
+        self.test("test-attention", "--test", "slices_of_long", timeout=1200, GCUDA_SIM_WARP_GROUPS="1")  # one test, without parts
 
     def seeds(self, n):
         """One operation for each seed. Those of SEED_PARTS, whose rows are long, run one part of their cases, another one each time."""
