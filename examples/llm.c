@@ -24,6 +24,7 @@
 #include <io.h>
 #define is_terminal(file) (_isatty(_fileno(file)) != 0)
 #else
+#include <poll.h>
 #include <unistd.h>
 #define is_terminal(file) (isatty(fileno(file)) != 0)
 #endif
@@ -622,10 +623,22 @@ static gcuda_status fit_chat(struct app * a, struct chat * c, struct tokens * t)
     }
 }
 
+// Waits for a line in a terminal; false: an interrupt. One that comes before the read begins would not end it.
+static bool wait_for_line(void) {
+#ifndef _WIN32
+    struct pollfd in = { 0, POLLIN, 0 };
+    while (is_terminal(stdin) && !is_stopped) {
+        const int n = poll(&in, 1, 50);
+        if (n > 0 || (n < 0 && errno != EINTR)) { break; }
+    }
+#endif
+    return !is_stopped;
+}
+
 static bool read_line(struct text * line) { // false: the end of the input, or an interrupt
     int c;
     line->n = 0;
-    if (append(line, "", 0) != GCUDA_STATUS_SUCCESS) { return false; }
+    if (append(line, "", 0) != GCUDA_STATUS_SUCCESS || !wait_for_line()) { return false; }
     while ((c = getchar()) != EOF && c != '\n') {
         const char byte = (char) c;
         if (append(line, &byte, 1) != GCUDA_STATUS_SUCCESS) { return false; }
