@@ -25680,7 +25680,7 @@ static unsigned long long gcudai_cuda_free_bytes(void) {
     return (unsigned long long) n_free;
 }
 
-// A ledger and those that get its entries as well (whole, above). Returns their number.
+// A ledger and the ledgers that also get its entries (whole, above). Returns their number.
 static int gcudai_cuda_ledgers(struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_ledger * all[3]) {
     int n = 0;
     if (ledger != NULL) {

@@ -14941,7 +14941,11 @@ static const mul_mat_path * mul_mat_path_of(const gcuda_mul_mat_job & job) {
     }
     const gcuda_array & weights = job.args != nullptr ? job.args->a : job.experts->as;
     const bool is_of_floats = job.path == GCUDA_MUL_MAT_VEC && !gcuda_is_quantized(weights.type);
-    if (job.args != nullptr && job.args->is_prequantized && job.path != GCUDA_MUL_MAT_WGMMA) { return nullptr; }
+    bool is_prequantized = false;
+    for (int i = 0; job.args != nullptr && i < (is_group ? job.n_args : 1); ++i) {
+        is_prequantized = is_prequantized || job.args[i].is_prequantized;
+    }
+    if (is_prequantized && job.path != GCUDA_MUL_MAT_WGMMA) { return nullptr; }
     return is_of_floats ? &D_PATH(vec_float) : paths[job.path];
 }
 

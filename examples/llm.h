@@ -1103,7 +1103,7 @@ size_t llm_utf8_whole(const char * text, size_t n_bytes) {
 // >>pre   pre-tokenizers: expressions that split text into pieces
 // =====================================================================================================
 //
-// The regular expressions are those that the models were trained with. This compiles the syntax that they use:
+// The models were trained with these regular expressions. This compiles the syntax that they use:
 // alternatives, of which the first match wins, of repeated character sets; (?!\S); and \c, an extension for an English
 // contraction in any case. Trying an alternative costs at most the length of the two runs that it begins with.
 
@@ -1555,7 +1555,7 @@ static void llmi_set_end(struct llmi_vocab * v, int32_t token) {
     if (token >= 0 && token < v->n_tokens) { v->is_end[token] = true; }
 }
 
-// Tokens that end an answer if they are control tokens, besides those that the file names.
+// Tokens that end an answer if they are control tokens, besides the tokens that the file names.
 static void llmi_find_ends(struct llmi_vocab * v) {
     static const char * const texts[] = {
         "<|eot_id|>",

@@ -1703,7 +1703,7 @@ static void stacks(struct bench * b) {
 // =====================================================================================================================
 // A row is the graph of one evaluation: embeddings, all layers with their attention and cache writes, last norm and
 // output matrix.
-//   read   weights that are read (of experts those that a token uses) and the visible part of the cache: share of the
+//   read   weights that are read (only the experts that a token uses) and the visible part of the cache: share of the
 //          ceiling in percent
 //   gemm   operations of all products and of attention without its masked half: share of cuBLAS F16, 8192^3, in percent
 // Time of each family of kernels: a CUDA graph of its kernels alone, one after another. The difference between their

@@ -300,7 +300,7 @@ static bool depends(const struct gcuda_tensor * later, const struct gcuda_tensor
     return is_work(later) && is_work(before) && (uses(later, root_of(before)) || uses(before, root_of(later)));
 }
 
-// Nothing computed before node x is used after it. Later nodes run after all nodes up to x, even those that read only
+// Nothing computed before node x is used after it. Later nodes run after all nodes up to x, even if they read only
 // leafs (plans of CUDA backends assume this).
 static bool is_cut(const struct gcuda_cgraph * g, int x) {
     bool is_so = is_work(g->nodes[x]);

@@ -211,7 +211,7 @@ struct slot { // a graph with separate memory, enough for the largest
 struct soak {
     struct rng rng;
     struct model device, host;
-    gcuda_backend_t cuda, behind, cpu; // the second: the scheduler's
+    gcuda_backend_t cuda, sched_cuda, cpu; // sched_cuda: the scheduler's
     gcuda_backend_buffer_type_t buft;
     struct slot slots[N_SLOTS], planned[2], reference;
     int i_planned;                 // the one that the plan computes
@@ -330,7 +330,7 @@ static void step_plan(struct soak * k) {
 }
 
 static gcuda_backend_sched_t sched_new(struct soak * k) {
-    const gcuda_backend_t backends[] = { k->behind, k->cpu };
+    const gcuda_backend_t backends[] = { k->sched_cuda, k->cpu };
     struct gcuda_backend_sched_params p;
     memset(&p, 0, sizeof p);
     p.backends = backends;
@@ -479,7 +479,7 @@ static void look(const struct soak * k, const struct fault * host, size_t * now)
     size_t n_free = 0, n_total = 0;
     CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s));
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(k->cuda, &p));
-    CHECK_OK(gcuda_backend_cuda_get_plan_stats(k->behind, &q));
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(k->sched_cuda, &q));
     CHECK_OK(gcuda_backend_cuda_get_device_memory(0, &n_free, &n_total));
     memset(now, 0, N_FIGURES * sizeof *now);
     now[HOST_BYTES] = host->live_bytes;
@@ -506,7 +506,7 @@ static void look(const struct soak * k, const struct fault * host, size_t * now)
 // Whatever ran before, the same is alive now: the lasting objects with a graph of one shape, no cached plan.
 static void rest(struct soak * k) {
     CHECK_OK(gcuda_backend_cuda_clear_plans(k->cuda));
-    CHECK_OK(gcuda_backend_cuda_clear_plans(k->behind));
+    CHECK_OK(gcuda_backend_cuda_clear_plans(k->sched_cuda));
     for (int i = 0; i < N_SLOTS; ++i) { slot_change(&k->slots[i], &k->device, usual); }
     slot_change(&k->reference, &k->host, usual);
     for (int i = 0; i < 2; ++i) { // of both planned graphs
@@ -519,7 +519,7 @@ static void rest(struct soak * k) {
     }
     sched_change(k, k->sched, &k->scheduled, usual);
     sched_run(k, k->sched, &k->scheduled);
-    CHECK_OK(gcuda_backend_cuda_clear_plans(k->behind));
+    CHECK_OK(gcuda_backend_cuda_clear_plans(k->sched_cuda));
 }
 
 // ---- the test ----
@@ -531,7 +531,7 @@ static void soak_begin(struct soak * k) {
     k->rng = rng_for("soak");
     k->buft = gcuda_backend_cuda_buffer_type(0);
     k->cuda = backend_new();
-    k->behind = backend_new();
+    k->sched_cuda = backend_new();
     k->cpu = gcuda_backend_cpu_init();
     CHECK_OK(gcuda_backend_cpu_set_n_threads(k->cpu, SIZE(8, 1)));
     model_begin(&k->device, k->buft);
@@ -568,7 +568,7 @@ static void soak_end(struct soak * k) {
     model_end(&k->device);
     model_end(&k->host);
     gcuda_backend_free(k->cuda);
-    gcuda_backend_free(k->behind);
+    gcuda_backend_free(k->sched_cuda);
     gcuda_backend_free(k->cpu);
 }
 

@@ -2558,7 +2558,9 @@ static void group_of_blocks(enum gcuda_type type, int64_t n, bool has_all_shared
     CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     CHECK(launch_group(GCUDA_MUL_MAT_VEC, args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
     args[1][0].y.nb[0] = args[1][1].y.nb[0] = step;
-    args[1][0].is_prequantized = args[1][1].is_prequantized = true; // of path WGMMA
+    args[1][1].is_prequantized = true; // of path WGMMA
+    CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
+    args[1][0].is_prequantized = true;
     CHECK(!takes_group(GCUDA_MUL_MAT_VEC, args[1], 2));
     CHECK(cudaFree(scratch) == cudaSuccess);
     place_end(&p);

@@ -888,8 +888,7 @@ static bool is_compared(const struct gcuda_tensor * t) {
 }
 
 // Compares a with b. near_to NULL: bits are equal. Else the backend that computed a: squared errors are at most 1e-6 of
-// the squares, or those that changes of the inputs' last bits explain. kept: b's results, contiguous; NULL: in its
-// tensors.
+// the squares, or changes of the inputs' last bits explain them. kept: b's results, contiguous; NULL: in its tensors.
 static void compare(
     uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t near_to) {
     const bool is_exact = near_to == NULL;
@@ -978,7 +977,7 @@ static bool may_be_planned(const char * pattern) {
     return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "several products, tiles") != 0);
 }
 
-// Exempt patterns must not be reached either: that finds renamed patterns, and those that can run by now.
+// Exempt patterns must not be reached either: that finds renamed patterns, and patterns that can run by now.
 static void check_patterns(void) {
     for (int i = 0; i < N_PATTERNS; ++i) {
         const char * name = gcudai_cuda_patterns[i].name;
